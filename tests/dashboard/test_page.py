@@ -43,7 +43,7 @@ def browser() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def opened(browser: Any, gateway: Gateway, **options: Any) -> Iterator[Page]:
-    """The page, past its first glance; it may ask nobody but the gateway, and must throw no error."""
+    """Yield the page once it shows its first figures; it may contact only the gateway, and must raise no error."""
     page = browser.new_page(**options)
     errors: list[str] = []
     strangers: list[str] = []
@@ -109,7 +109,7 @@ def test_a_live_call_is_shown_followed_and_killed_in_the_engine(browser: Any, pa
 
 
 def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browser: Any) -> None:
-    """From well to quarantined, with the reason; once the engine obeys again, the canary brings it back."""
+    """The engine goes from healthy to quarantined, with the reason; once it obeys again, the canary brings it back."""
     settings = {"release_grace_s": 0.3, "abort_again_max": 1, "abort_backoff_s": 0.05, "counters_interval_s": 0.2}
     with (
         gateway_and_engine(settings, slots=2, token_s=0.01, like="llamacpp") as (gateway, engine),
@@ -255,7 +255,8 @@ _WATCH_TASKS = """() => {
 
 @pytest.mark.alone
 def test_thousands_of_calls_do_not_freeze_it(browser: Any) -> None:
-    """2,000 on sockets here (the bench has 10,000): one page of rows is drawn, and the page answers at once."""
+    """There are 2,000 calls over sockets here (the benchmark has 10,000): one page of rows is drawn, and the page reacts at
+    once."""
     with gateway_and_engine({"slots": 10, "queue_depth_max": 5000, "queue_s": 600}, slots=10, token_s=1.0) as (gateway, _):
         from support.raw import Client
 
@@ -278,7 +279,7 @@ def test_thousands_of_calls_do_not_freeze_it(browser: Any) -> None:
 
 
 def _for_the_picture(first: StandIn, second: StandIn) -> str:
-    """Two engines of which one will turn deaf, and three tenants."""
+    """Start two engines, of which one will turn deaf, and three tenants."""
     tenants = [
         f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{hashlib.sha256(name.encode()).hexdigest()}"]'
         for name in ("chat", "search", "batch")

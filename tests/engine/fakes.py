@@ -18,7 +18,7 @@ EOS = 256
 
 
 class FakeModel:
-    """What follows depends on the last two tokens alone; its cache is checked as a real one would need it.
+    """Its next token depends only on the last two tokens, and it checks its cache as a real model would need it.
 
     Before each forward it runs `before` (a test's chance to cancel), and it notes which slots the forward was for.
     """

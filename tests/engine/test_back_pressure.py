@@ -1,4 +1,5 @@
-"""The engine computes nothing for a client that does not read; others continue, and the client resumes where it stopped."""
+"""The engine computes nothing for a client that does not read; others continue, and the client later resumes where it
+stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling: before every forward, at once, only once, and nothing is left."""
+"""Cancels take effect before the next forward and exactly once, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def assert_nothing_is_held(engine: Engine) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_no_forward_begins_for_a_call_after_its_cancel(spec: str) -> None:
-    """A cancel during any forward, be it of a prompt, a draft step or a verification, is the last forward of that call."""
+    """A call that is cancelled during a forward (of a prompt, a draft step or a verification) gets no further forward."""
     for at in range(1, 40):
         engine, model = fake_engine(EngineOptions(slots=2, spec=spec, prefill_tokens_max=4, block_tokens=4))
         victim, recorded = submit(engine, prompt=13)
@@ -55,7 +55,7 @@ def test_no_forward_begins_for_a_call_after_its_cancel(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_mailbox_is_drained_between_any_two_forwards(spec: str) -> None:
-    """Engines had a draft loop that did not look into its queue. Ours looks before every single forward."""
+    """Other engines had a draft loop that did not check its queue; ours checks before every forward."""
     engine, model = fake_engine(EngineOptions(slots=3, spec=spec, prefill_tokens_max=4))
     drains: list[int] = []
     drain = engine.mailbox.drain
@@ -154,7 +154,7 @@ def test_an_answer_ends_with_the_context() -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_whatever_happens_nothing_is_lost_and_nothing_is_kept(data: st.DataObject) -> None:
-    """Calls and cancels in any order, also in the midst of forwards: each call ends once, and all blocks come back."""
+    """Calls and cancels come in any order, also during forwards: each call ends once, and all blocks are returned."""
     spec = data.draw(st.sampled_from(SPECS))
     options = EngineOptions(
         slots=data.draw(st.integers(1, 4)),

@@ -23,7 +23,7 @@ from support.waiting import soon
 
 
 class Asker:
-    """Takes an answer's bytes; `came` is set by each."""
+    """Receives an answer's bytes; each arrival sets `came`."""
 
     def __init__(self) -> None:
         self.data = b""

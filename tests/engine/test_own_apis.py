@@ -183,7 +183,7 @@ class TestEmbeddings:
 
 
 class TestHangUps:
-    """A hang-up in the middle of each; the engine's own counters show exactly one cancel."""
+    """A hang-up in the middle of each kind of call; the engine's own counters show exactly one cancel."""
 
     @pytest.mark.parametrize("streams", [True, False])
     @pytest.mark.parametrize("path", LONG)
@@ -273,7 +273,7 @@ class TestCancelById:
 
 
 class TestJobs:
-    """In front of the embedded engine, which must have the path that their items are for."""
+    """Jobs in front of the embedded engine, which must have the path that their items use."""
 
     def test_a_background_response(self, gateway: Gateway) -> None:
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as sdk:

@@ -97,7 +97,7 @@ def test_a_model_that_fails_ends_its_calls_and_serves_the_next() -> None:
 
 
 def test_a_thousand_random_cancels() -> None:
-    """While the engine runs freely: each cancelled call is released with at most one forward begun after its cancel."""
+    """While the engine runs freely, each cancelled call is released with at most one forward begun after its cancel."""
     from bench.embedded import cancels, make
 
     result = cancels(make(EngineOptions(slots=8, spec="mtp")), 1000, prompt=16, tokens=900, wait_s=0.001)
@@ -105,7 +105,7 @@ def test_a_thousand_random_cancels() -> None:
 
 
 def test_two_slots_mtp_a_disconnect_and_one_who_waits() -> None:
-    """The fault that this engine must not have, a few hundred times."""
+    """Reproduces, a few hundred times, the fault that this engine must not have."""
     from bench.embedded import make, next_in_line
 
     result = next_in_line(make(EngineOptions(slots=2, spec="mtp", draft_tokens_max=2)), 300)

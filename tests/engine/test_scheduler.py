@@ -1,4 +1,4 @@
-"""The scheduler by itself: order, fairness, blocks."""
+"""The scheduler on its own: order, fairness, blocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nobody_overtakes_a_call_that_waits_for_blocks() -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(8, 64))
 def test_every_prompt_moves_in_every_prefill(prompts: list[int], chunk: int) -> None:
-    """However long the others are: within the bound, each gets its share, and nothing of the bound is left unused."""
+    """However long the other prompts are, each gets its share, and no part of the limit stays unused."""
     scheduler = make_scheduler(slots=8, blocks=1000, chunk=chunk)
     for prompt in prompts:
         scheduler.add(sequence(prompt))

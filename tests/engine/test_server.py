@@ -114,7 +114,7 @@ def test_a_call_is_cancelled_by_its_id_and_told(engine: EngineProcess) -> None:
 
 
 def test_many_hang_ups_leave_nothing_behind(engine: EngineProcess) -> None:
-    """A crowd that hangs up at random bytes; the engine's counters say that each was noticed, once."""
+    """A crowd hangs up at random bytes; the engine's counters show that each hang-up was noticed once."""
     before = engine.wait_for(running=0, waiting=0)
     for index in range(60):
         client = stream(engine, f"many-{index}")
@@ -182,7 +182,7 @@ def test_every_metric_of_the_engine_is_documented() -> None:
 
 
 class TestDeadline:
-    """The gateway passes on what is left of a client's patience."""
+    """The gateway passes the remaining time of a client's deadline on."""
 
     def test_what_cannot_be_done_in_time_is_not_begun(self, engine: EngineProcess) -> None:
         assert ask(engine.address, "/v1/completions", {**LONG, "stream": False, "max_tokens": 50}).status == 200

@@ -40,7 +40,7 @@ def test_torch_says_what_numpy_says(spec: str, temperature: float) -> None:
 
 
 def test_a_directory_with_a_tokenizer_and_a_chat_template(tmp_path: Path) -> None:
-    """As models come from the hub: tokenizer.json, a Jinja template, weights in safetensors."""
+    """Models from the hub have a tokenizer.json, a Jinja template, and weights as safetensors."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     words = {word: index for index, word in enumerate(["<s>", "</s>", "<unk>", "Ġhello", "Ġworld", "Ġuser", "Ġbot", *"abc"])}

@@ -21,7 +21,7 @@ PROMPT = "First Citizen:\nSpeak, speak.\n\nMENENIUS:\n"
 
 
 def generate(spec: str, temperature: float, count: int, tokens: int = 60, **options: int) -> tuple[list[str], Engine]:
-    """`count` answers of the built-in model, in one batch."""
+    """Return `count` answers of the built-in model, computed in one batch."""
     from engine.fakes import EventRecorder
 
     draft = NumpyModel(BUILT_IN / "draft") if spec == "draft" else None
@@ -72,7 +72,7 @@ def test_bad_guesses_cost_time_and_nothing_else(spec: str, agree: float) -> None
 
 @pytest.mark.parametrize("spec", ["off", *SPECS])
 def test_sampled_tokens_are_distributed_as_the_model_says(spec: str) -> None:
-    """Over 4,000 seeds, the frequencies of the second and third token against the model's own probabilities (chi-squared)."""
+    """Compares the second and third tokens over 4,000 seeds with the model's own probabilities (chi-squared)."""
     engine, model = fake_engine(EngineOptions(slots=16, spec=spec, waiting_max=5000), agree=0.6)
     recorded = [submit(engine, tokens=3, temperature=1.0, seed=s * 1_000_003, prompt=4, logprobs=0)[1] for s in range(4000)]
     finish(engine)
@@ -162,6 +162,6 @@ def test_log_probabilities_are_those_of_the_model() -> None:
 
 
 def test_no_token_has_a_time_of_zero() -> None:
-    """The seed whose hash is the highest: the token would win against all others, even if it has no chance at all."""
+    """With the seed whose hash is the highest, a token would win against all others, even with a probability of zero."""
     times = _times(np.array([[857579651]], dtype=np.uint32), 4)
     assert (times > 0).all() and times[0, 0, 0] < 1e-6

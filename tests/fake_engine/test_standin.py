@@ -160,7 +160,7 @@ def test_a_websocket_sends_texts_back_and_is_counted() -> None:
 
 
 def hung_up(made: FakeEngine, count: int) -> list[FakeWork]:
-    """Calls that have a slot and lose their clients one after another."""
+    """Make calls that have a slot and whose clients hang up one after another."""
     calls = [work() for _ in range(count)]
     for call in calls:
         made.submit(call)

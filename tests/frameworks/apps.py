@@ -120,7 +120,7 @@ def exec_server(framework: str, module: str, *arguments: str) -> None:
 
 
 def exec_granian(framework: str) -> None:
-    """granian takes no open socket: it gets a port that was free a moment ago."""
+    """Run granian, which takes no open socket: it gets a port that was free a moment ago."""
     sock = listening()
     port = sock.getsockname()[1]
     sock.close()
@@ -133,7 +133,7 @@ GUNICORN = ("--bind", "fd://{fd}", "--workers", "1", "--graceful-timeout", "1", 
 
 
 def serve_own(framework: str) -> None:
-    """The server that comes with the framework."""
+    """Run the server that comes with the framework."""
     app = FRAMEWORKS[framework]()
     if framework == "aiohttp":
         from aiohttp import web

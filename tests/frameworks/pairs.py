@@ -1,4 +1,4 @@
-"""What is checked for each pair of framework and server, and which pairs there are."""
+"""The pairs of framework and server, and what the tests check for each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SCRIPT = Path(__file__).resolve().parent / "apps.py"
 
 
 def check(framework: str, server: str) -> None:
-    """Hang up in every way, in every kind of work; then nothing may run on and nothing may be left."""
+    """Hang up in every way, during every kind of work; then nothing may continue and nothing may be left."""
     with Served(framework, server, script=SCRIPT) as served, ThreadPoolExecutor(32) as pool:
         cases = [pool.submit(_hang_up, served, work, leave) for work in WORKS for leave in LEAVES]
         early = [pool.submit(_hang_up, served, work, leave, 0) for work in WORKS for leave in ("fin", "rst")]
@@ -52,7 +52,7 @@ KNOWN_NOISE = {
 
 
 def _hang_up(served: Served, work: str, leave: str, computed: int = 2) -> list[str]:
-    """Leave while the engine computes the next token."""
+    """Disconnect while the engine computes the next token."""
     id = f"{work}-{leave}-{computed}"
     client = served.post(work, id, pace_s=PACE_S, hold_after=computed, hold_s=HOLD_S[work])
     if leave == "pipelined":
@@ -66,7 +66,7 @@ def _hang_up(served: Served, work: str, leave: str, computed: int = 2) -> list[s
 
 
 def _judge(id: str, work: dict[str, Any], at_most: int) -> list[str]:
-    """Return what is wrong with a call whose client left."""
+    """Return what is wrong with a call whose client disconnected."""
     wrong = []
     if work["computed"] > at_most:
         wrong.append(f"{id}: {work['computed']} tokens, at most {at_most} were allowed")
@@ -76,7 +76,7 @@ def _judge(id: str, work: dict[str, Any], at_most: int) -> list[str]:
 
 
 def _complete(served: Served) -> None:
-    """An answer whose client stays is whole."""
+    """Check that a client that stays gets the whole answer."""
     with served.post("stream", "whole", pace_s=0.01, count=5) as client:
         answer = client.read_answer()
     assert (answer.status, answer.complete, answer.body) == (200, True, b"data: token\n\n" * 5)
@@ -87,7 +87,7 @@ def _complete(served: Served) -> None:
 
 
 def _limited(served: Served) -> None:
-    """A limit has a status of its own before the first token, for streams and for whole answers."""
+    """Check that a limit has its own status before the first token, for streams and for whole answers."""
     with served.post("stream", "late", pace_s=5, first_token_s=0.2) as client:
         answer = client.read_answer()
     assert (answer.status, answer.headers["x-hangup-reason"]) == (504, "first_token_s"), answer

@@ -1,4 +1,4 @@
-"""The real LangChain, LlamaIndex and MCP as sources: when the client leaves, the model or the tool stops."""
+"""The real LangChain, LlamaIndex and MCP as sources: when the client disconnects, the model or the tool stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = 50
 
 
 class Counter:
-    """What a model computed, and whether it still runs."""
+    """Counts what a model computed, and knows whether it still runs."""
 
     def __init__(self) -> None:
         self.computed = self.running = 0

@@ -1,4 +1,4 @@
-"""Tests of the fuzzer: it runs for some seconds, and it finds faults that are there."""
+"""The fuzzer itself: it runs for some seconds, and finds faults that are there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_planted_fault_in_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_calls_that_get_the_wrong_answer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Desync: the engine sends one caller's words to another."""
+    """A desync: the engine sends one caller's words to another."""
     monkeypatch.setattr("fuzz.engine._CHECK", __import__("re").compile(rb"check-(\d)\d*\."))
     report = Report()
     with running() as (gateway, _):

@@ -1,4 +1,4 @@
-"""What jobs may hold: results that wait for the store, events, results that are read, and parts of uploads that were left."""
+"""What jobs may hold: results that wait for the store, events, results being read, and parts of abandoned uploads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RESPONSE: dict[str, Any] = {"path": "/v1/responses", "stream": False, "request":
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:
-    """The sizes of the answers that this module parses."""
+    """Yield the sizes of the answers that this module parses."""
     sizes: list[int] = []
     real = batches.parsed_body
 
@@ -51,7 +51,7 @@ def items(count: int) -> list[NewItem]:
 
 
 class Slow:
-    """A store whose writes of results wait until they may go on."""
+    """A store whose writes of results wait until the test lets them continue."""
 
     def __init__(self, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_write = threading.Event()
@@ -122,7 +122,7 @@ def test_items_start_again_after_results_that_came_during_a_write(monkeypatch: p
 
 
 def test_a_failure_after_a_write_neither_repeats_it_nor_counts_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as that of the ledger, or of the log: the results are on disk by then."""
+    """A failure of the ledger or the log, for example: the results are on disk by then."""
 
     async def main() -> None:
         store, host = JobStore(""), FakeGateway()
@@ -194,7 +194,7 @@ def test_an_answer_that_is_too_deep_to_be_written_is_kept_as_text() -> None:
 
 
 def test_events_are_few_however_small_they_are() -> None:
-    """job_events_bytes_max: an event takes room, even an empty one."""
+    """job_events_bytes_max: even an empty event takes room."""
     log = EventLog(100_000)
     for _ in range(100_000):
         log.add("chunk", b"")
@@ -271,7 +271,7 @@ def test_a_response_of_very_many_values_is_not_parsed(values: int, monkeypatch: 
 
 
 def test_a_streamed_response_is_put_together_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its end nothing is parsed again: an answer of many thousand events would delay every call."""
+    """Nothing is parsed again at its end: an answer of many thousand events would delay every call."""
     whole: list[int] = []
 
     class Counting(Splitter):
@@ -311,7 +311,7 @@ def test_a_streamed_response_is_put_together_as_it_comes(monkeypatch: pytest.Mon
 
 
 def test_a_line_of_very_many_values_is_counted_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """json_elements_max, for the lines of a batch: parsing one holds the interpreter, whichever thread it is in."""
+    """json_elements_max, for the lines of a batch: parsing one blocks the interpreter, in whichever thread."""
     parsed: list[int] = []
     fake = SimpleNamespace(**{**vars(orjson), "loads": lambda line: parsed.append(len(line))})
     monkeypatch.setattr(input_lines, "orjson", fake)
@@ -328,7 +328,7 @@ START += b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\
 
 
 def test_an_upload_that_is_left_while_it_is_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first part may be on its way to the disk when the client hangs up: the file that it begins has no other owner."""
+    """The client may hang up while the first part is being written: nobody else owns the file that it begins."""
 
     async def main() -> None:
         store = JobStore(str(tmp_path / "jobs.sqlite"))
@@ -354,7 +354,7 @@ def test_an_upload_that_is_left_while_it_is_written_leaves_nothing(tmp_path: Pat
 
 
 def test_the_task_of_a_refused_upload_may_never_begin() -> None:
-    """So the upload is closed with its call, and not by its task."""
+    """Therefore the call closes the upload, not its task."""
     closed: list[str] = []
     request = object.__new__(LocalRequest)
     request._relay = None

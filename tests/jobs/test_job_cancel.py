@@ -1,4 +1,4 @@
-"""An unwanted job stops in the engine: cancelled, lease expired, or out of time."""
+"""An unwanted job stops in the engine: it was cancelled, its lease expired, or its time ran out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.waiting import wait_until
 
 @contextmanager
 def slow(settings: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tuple[Gateway, StandIn]]:
-    """An engine that would take minutes."""
+    """Start an engine that would take minutes."""
     with gateway_and_engine({"slots": 4, **(settings or {})}, **{"token_s": 0.05, "answer_tokens": 2000, **behaviour}) as pair:
         yield pair
 
@@ -109,7 +109,7 @@ class TestCancel:
             assert engine.wait_idle()["running"] == 0
 
     def test_an_engine_that_does_not_listen(self) -> None:
-        """The job is `cancelling` for as long as the engine continues, whatever clients request."""
+        """The job stays `cancelling` as long as the engine continues, whatever clients request."""
         with slow({"job_cancel_wait_s": 0.5, "release_grace_s": 0.5}, deaf=True, like="vllm") as (gateway, engine):
             sdk = client(gateway.url)
             backends = f"{gateway.admin_url}/api/backends"
@@ -162,7 +162,7 @@ class TestCancel:
 
 
 def test_a_client_that_leaves_before_it_hears_the_id(tmp_path: Path) -> None:
-    """Nobody could ever ask for that job: it does not run."""
+    """Nobody could ever query that job, so it does not run."""
     with slow({"jobs": tmp_path / "jobs.sqlite"}) as (gateway, engine):
         with contextlib.closing(sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # so that the store has to wait
@@ -186,7 +186,7 @@ def test_a_client_that_leaves_before_it_hears_the_id(tmp_path: Path) -> None:
 
 
 def test_a_live_client_gets_the_place_and_its_id_is_its_own() -> None:
-    """The item makes way and runs again later; that a client chose the very id which it would have had then harms nobody."""
+    """The item is preempted and runs again later; a client that chose the id of its next attempt is not affected."""
     with slow({"slots": 1, "jobs_calm_s": 0.5}, slots=1, token_s=0.01, answer_tokens=400) as (gateway, engine):
         id = start_job(gateway.url, max_tokens=350, lease_s=600)["id"]
         decoding(engine)
@@ -204,7 +204,7 @@ def test_a_live_client_gets_the_place_and_its_id_is_its_own() -> None:
 
 
 def test_an_item_that_made_way_as_often_as_it_must_runs_to_its_end() -> None:
-    """Bursts of live calls take both slots: the item makes way for the first burst, and the second waits for it."""
+    """Bursts of live calls take both slots: the first burst preempts the item, and the second waits for it."""
     limits = {"slots": 2, "jobs_calm_s": 0.2, "job_yields_max": 1, "queue_s": 120}
     with slow(limits, slots=2, token_s=0.02) as (gateway, engine), ExitStack() as left:
 

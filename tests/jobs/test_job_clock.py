@@ -1,4 +1,4 @@
-"""Clocks that are set, workers that fall silent: no job is lost."""
+"""No job is lost when clocks are set or workers fall silent."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class TestSteadyClock:
 
 
 def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither while the process runs nor when it starts with such a clock: jobs, uploads and windows are as they were."""
+    """Neither during a run nor at a start with such a clock: jobs, uploads and windows stay as they were."""
     path = str(tmp_path / "jobs.sqlite")
     real, ahead = time.time, 0.0
     monkeypatch.setattr(time, "time", lambda: real() + ahead)
@@ -144,7 +144,7 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes the job up when the clock is right again gives it its time. Found by `make chaos`, seed 11."""
+    """The worker that takes the job when the clock is right again gives it its full time. Found by `make chaos`, seed 11."""
 
     async def run() -> None:
         loop, store, real = asyncio.get_running_loop(), JobStore(""), time.time
@@ -165,7 +165,7 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
 
 
 def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The store knows how late it was. Found by `make chaos`, seed 1014: another gateway's clock was right."""
+    """The store knows the latest time. Found by `make chaos`, seed 1014: another gateway's clock was right."""
     path, real, item = str(tmp_path / "jobs.sqlite"), time.time, [NewItem("a", "/v1/chat/completions", b"{}")]
 
     async def run(*, back: bool) -> JobStatus:

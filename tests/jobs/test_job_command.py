@@ -1,4 +1,4 @@
-"""`hangup jobs`, as an operator and as an owner use it; and what the admin port shows of jobs."""
+"""`hangup jobs`, as an operator and as an owner use it; and what the admin port shows about jobs."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def serve(engine: StandIn, store: Path, **settings: Any) -> Gateway:
 
 
 class Submitter(threading.Thread):
-    """Submits without pause and writes down what was acknowledged."""
+    """Submits without pause and records what was acknowledged."""
 
     def __init__(self, url: str, round: int, batches: dict[str, str], calls: dict[str, str]) -> None:
         super().__init__(daemon=True)
@@ -147,7 +147,7 @@ class TestKilled:
 
 
 def billed_calls(path: Path) -> dict[str, int]:
-    """Delivered calls by model; each killed process has written what it had booked, but for its last second."""
+    """Return the delivered calls by model; each killed process has written its entries, except for its last second."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         return {
             model: int(calls)

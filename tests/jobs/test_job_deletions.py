@@ -1,4 +1,4 @@
-"""What is deleted or pruned while it is read or checked, and what pruning gives back."""
+"""Jobs and files that are deleted or pruned while somebody reads or checks them, and the space that pruning frees."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestReading:
         asyncio.run(run())
 
     def test_a_download_does_not_end_cleanly(self, tmp_path: Path) -> None:
-        """Real bytes: the client sees that it was cut off."""
+        """Over a real socket, the client sees that the file was cut off."""
         with StandIn() as engine, Gateway(engine.url, jobs=tmp_path / "jobs.sqlite") as gateway:
             sdk = client(gateway.url)
             id = upload(sdk, ["x" * 1000] * 20_000)
@@ -78,7 +78,7 @@ class TestReading:
 
 class TestPrune:
     def test_a_large_job_goes_in_portions(self) -> None:
-        """So that nobody waits for it; none of its bytes stay."""
+        """Nobody waits for the whole deletion, and none of its bytes stay."""
         store = JobStore("")
         jobs = store.jobs
         for n in range(3):
@@ -124,7 +124,7 @@ class TestLines:
             assert "levels deep" in batch.errors.data[0].message
 
     def test_an_input_that_is_deleted_while_it_is_checked(self, tmp_path: Path) -> None:
-        """All of it runs, or nothing, and it is said why."""
+        """Either all of it runs, or nothing, and the job says why."""
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")

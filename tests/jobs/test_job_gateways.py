@@ -32,7 +32,7 @@ BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "he
 
 @contextlib.asynccontextmanager
 async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIterator[tuple[JobRegistry, JobRegistry]]:
-    """Two registries on one store: the first takes jobs and runs none, the second is that of `host`."""
+    """Return two registries on one store: the first accepts jobs and runs none, the second runs them on `host`."""
     path = str(folder / "jobs.sqlite")
     async with open_registry(JobStore(path), FakeGateway()) as one, open_registry(JobStore(path), host) as two:
         one.runner.stop()
@@ -45,7 +45,7 @@ def items(count: int) -> list[NewItem]:
 
 class TestClaimedBeforeItIsKnown:
     def test_in_the_transaction_of_its_submission(self) -> None:
-        """Its headers go out with it, and it is listened to."""
+        """Its headers are sent with it, and its events have listeners."""
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
@@ -76,7 +76,7 @@ class TestClaimedBeforeItIsKnown:
         asyncio.run(run())
 
     def test_by_another_gateway(self, tmp_path: Path) -> None:
-        """It knows the job with the claim: headers, the shape of the result, and the events."""
+        """That gateway learns the job with the claim: headers, the shape of the result, and the events."""
 
         async def run() -> None:
             idle = FakeGateway()
@@ -116,7 +116,7 @@ class TestClaimedBeforeItIsKnown:
 
 
 def test_a_large_answer_is_kept_as_it_came() -> None:
-    """Byte by byte, so that it is not written anew while everybody waits; one with line ends must be on one line, though."""
+    """It is stored byte by byte, so that nobody waits for a copy; an answer with line ends must be put on one line, though."""
 
     async def run() -> None:
         host, store = FakeGateway(), JobStore("")
@@ -139,7 +139,7 @@ def test_a_large_answer_is_kept_as_it_came() -> None:
 
 class TestTakenForDead:
     def test_what_it_had_runs_again_and_nothing_is_cancelled(self, tmp_path: Path) -> None:
-        """What another gateway does to one that it takes for dead is done to one that lives."""
+        """Another gateway took this living one for dead, and released its claims."""
         count = 150
         with (
             StandIn(slots=16, token_s=0.01, prefill_s=0.01, answer_tokens=10) as engine,
@@ -190,7 +190,7 @@ class TestTakenForDead:
         asyncio.run(run())
 
     def test_items_of_workers_that_are_not_there_run_again(self) -> None:
-        """Of a store that an earlier version has left so."""
+        """An earlier version left the store in this state."""
 
         async def run() -> None:
             store = JobStore("")
@@ -222,7 +222,7 @@ async def bury_all(path: Path) -> None:
 
 class TestDrain:
     def test_it_lives_to_its_end(self) -> None:
-        """While its items finish, others must not take it for dead, and it must hear what they cancel."""
+        """While its items finish, others must not take it for dead, and it must learn which jobs they cancel."""
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
@@ -258,7 +258,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_what_others_change_is_read_and_nothing_else(self, tmp_path: Path) -> None:
-        """However many jobs there are: reading all of them twice a second would stall the loop each time."""
+        """Reading all jobs twice a second would stall the loop each time."""
 
         async def run() -> None:
             async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
@@ -288,7 +288,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_one_that_has_not_heard_of_a_job_does_not_take_it_for_ended(self, tmp_path: Path) -> None:
-        """Readers wait for its events, and polling it at any gateway renews its lease."""
+        """Readers wait for its events, and polling at any gateway renews its lease."""
 
         async def run() -> None:
             async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
@@ -327,7 +327,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_a_short_lease_waits_for_news_of_the_other(self, tmp_path: Path) -> None:
-        """Of a client that polls at the other one, this one hears with the other's next beat: a lease may be shorter."""
+        """A gateway learns of polls at the other one only with the other's next heartbeat, and a lease may be shorter."""
 
         async def run() -> None:
             path = str(tmp_path / "jobs.sqlite")
@@ -349,7 +349,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_no_lease_ends_while_renewals_at_the_other_cannot_be_read(self, tmp_path: Path) -> None:
-        """A disk that hangs here may work there; a window ends all the same, for nobody can renew that."""
+        """The disk may hang here and work there. A window still ends, because nobody can renew it."""
 
         async def run() -> None:
             path, disk_works = str(tmp_path / "jobs.sqlite"), asyncio.Event()
@@ -383,7 +383,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_changes_that_could_not_be_read_are_read_later(self, tmp_path: Path) -> None:
-        """Also if the other process writes nothing more."""
+        """This holds even if the other process writes nothing more."""
 
         async def run() -> None:
             path = str(tmp_path / "jobs.sqlite")
@@ -417,7 +417,7 @@ class TestAbsences:
         assert missing.find_dead([Worker(1, "elsewhere", "7-1", 11)], 2, now=118) == [1]
 
     def test_our_own_blindness_is_nobodys_absence(self) -> None:
-        """Both were stopped for an hour, and this one wakes first."""
+        """Both gateways were stopped for an hour, and this one wakes first."""
         missing = MissingWorkers(5.0, 2.0)
         for now in (100, 102, 3700):
             assert missing.find_dead([Worker(1, "elsewhere", "7-1", 10)], 2, now=now) == [], now

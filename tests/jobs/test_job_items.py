@@ -1,4 +1,4 @@
-"""Single items: one that an engine has no room for, and one that an operator kills."""
+"""Single items: an engine has no room for one, and an operator kills one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.waiting import soon, wait_until
 
 
 def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
-    """A 429 is no failure of the item; hangup respects `retry-after`."""
+    """A 429 does not count as a failure of the item; hangup respects `retry-after`."""
 
     async def run() -> None:
         host, store = FakeGateway(), JobStore("")

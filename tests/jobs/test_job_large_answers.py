@@ -1,4 +1,4 @@
-"""Large answers of a job's items: not parsed, which would delay every call, and limited in size."""
+"""Large answers of job items are not parsed, which would delay every call, and are limited in size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INDENTED = orjson.dumps(orjson.loads(LARGE), option=orjson.OPT_INDENT_2)
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of what was parsed where results are made."""
+    """Yield the sizes of what is parsed where results are made."""
     sizes: list[int] = []
 
     def loads(data: bytes) -> Any:
@@ -42,7 +42,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def stored_result(kind: Kind, body: bytes, status: int = 200) -> Any:
-    """What the store has of an item that an engine answered so."""
+    """Return what the store has of an item with this answer."""
 
     async def run() -> Any:
         host, store = FakeGateway(), JobStore("")

@@ -1,4 +1,4 @@
-"""Whose keys and limits apply to jobs at a provider, and what a drain leaves there."""
+"""Whose keys and limits apply to jobs at a provider, and what a drain leaves running there."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestKeys:
             assert ours and {seen.headers["x-api-key"] for seen in ours} == {"theirs"}
 
     def test_whoever_asks_first_after_a_restart_keeps_nobody_out(self) -> None:
-        """Who made it is not known any more, so it is as open as all that the tenants' common account has."""
+        """After a restart the owner is unknown, so the job is open to everyone who shares the provider account."""
         digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("red", "blue")}
         tenants = "".join(f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{key}"]\n' for name, key in digest.items())
         with Hosted() as hosted:
@@ -133,7 +133,7 @@ class TestBounds:
             assert [row["id"] for row in rest] == [ids[1]]
 
     def test_one_that_does_not_answer_is_not_waited_for_for_ever(self) -> None:
-        """The client is gone, and the id of its job would have been in the answer."""
+        """The client is gone, and the answer would have contained the id of its job."""
         with at_provider(provider_answer_s=0.3) as (gateway, hosted), Client(gateway.address) as events:
             hosted.may_answer.clear()
             events.post("/v1/batches", BATCH)
@@ -142,7 +142,7 @@ class TestBounds:
             assert "after 0.3 s" in wait_event(gateway, "job_answer_invalid")["error"]
 
     def test_so_many_answers_are_waited_for_and_no_more(self) -> None:
-        """provider_jobs_max: each of them holds a connection, and no client's connection counts for it any more."""
+        """provider_jobs_max: each of them holds a connection, though no client's connection counts for it any more."""
         with at_provider(provider_jobs_max=1, provider_answer_s=600) as (gateway, hosted):
             hosted.may_answer.clear()
             for number in (1, 2):
@@ -167,7 +167,7 @@ class TestBounds:
 
     @staticmethod
     def _polls(gateway: Gateway, hosted: Hosted, count: int) -> list[float]:
-        """The times of the first polls after a cancel that never takes effect."""
+        """Return the times of the first polls after a cancel that never takes effect."""
         hosted.cancel_takes_s = None
         sdk = client(gateway.url)
         id = sdk.batches.create(**BATCH).id

@@ -1,4 +1,4 @@
-"""The rules of a job's lifecycle: no store, no clock."""
+"""The rules of a job's life, without store and clock."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TestLease:
 
 class TestEventLog:
     def test_a_listener_that_keeps_up_gets_every_event(self) -> None:
-        """However much more it is than what is kept."""
+        """This holds for far more events than are kept."""
 
         async def run() -> None:
             log, received, position = EventLog(2600), [], 0

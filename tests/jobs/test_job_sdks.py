@@ -1,4 +1,4 @@
-"""The job APIs of OpenAI and Anthropic, through their SDKs, in front of an engine that has none of them."""
+"""The job APIs of OpenAI and Anthropic, through their SDKs, in front of an engine that has no such APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job store and its runners in virtual time: any operation may fail, hang or be the last of its process.
+"""The job store and its runners in virtual time: any operation may fail, hang, or be the last of its process.
 
 No acknowledged item is lost or run to its end twice, and in the end nothing is held. `HANGUP_SIM_SEEDS=2000` tries that many
 seeds, starting at HANGUP_SIM_SEED.
@@ -26,7 +26,7 @@ ALL = "HANGUP_SIM_SEEDS" in os.environ
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """In memory, if there is such a place: these files are written a thousand times."""
+    """Return a folder in memory, if there is one: these files are written a thousand times."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="hangup-sim-", dir=place))
     yield path
@@ -43,7 +43,7 @@ def simulate(folder: Path, seed: int, story: Story, faults: Faults, *, seen_dead
 
 
 async def short(world: World) -> None:
-    """A call, a batch of three and another one that is cancelled, at two processes."""
+    """Submit a call, a batch of three, and another batch that is cancelled, to two processes."""
     await asyncio.sleep(1)
     await world.submit(world.living[0], 0)
     await world.submit(world.living[0], 3)
@@ -56,7 +56,7 @@ async def short(world: World) -> None:
 class TestEachOperation:
     @pytest.mark.parametrize("kind", KINDS)
     def test_of_a_short_story(self, folder: Path, kind: str) -> None:
-        """Each in turn; in CI some of them, others for each kind."""
+        """Try each fault in turn; CI tries some of each kind."""
         faults = Faults()
         assert simulate(folder, 1, short, faults) == []
         found: dict[int, list[str]] = {}
@@ -70,7 +70,7 @@ class TestEachOperation:
 
 
 async def long(world: World) -> None:
-    """Half a minute of everything, with processes that stand still, are killed and drained, and a clock that is set."""
+    """Run everything for half a minute, while processes are paused, killed and drained, and a clock is set."""
     chance = world.chance
     promises = []
     for _ in range(30):
@@ -105,7 +105,7 @@ async def long(world: World) -> None:
 
 
 async def _soon(work: Coroutine[Any, Any, Any]) -> Any:
-    """A process that stands still answers nobody: it is not waited for, but what it says later counts all the same."""
+    """Do not wait for a paused process, but count what it answers later."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task}, timeout=5)
     return task.result() if task.done() else None

@@ -125,7 +125,7 @@ class TestPauses:
         assert pauses.failed(251) == 1
 
     def test_a_store_whose_claims_fail_is_not_asked_without_end(self) -> None:
-        """One write that succeeds proves nothing about another that fails: there is no hot loop between the two."""
+        """One write that succeeds proves nothing about another that fails, so there must be no hot loop between the two."""
 
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
@@ -178,7 +178,7 @@ def test_a_store_that_is_closed_leaves_nobody_waiting() -> None:
 
 class TestRollback:
     def test_one_that_fails_keeps_nobody_out(self, tmp_path: Path) -> None:
-        """Found by the simulation: the transaction stayed open, and with it the lock, for this process and all others."""
+        """Found by the simulation: the transaction stayed open, and its lock blocked this process and all others."""
 
         class Disk:
             """Fails a COMMIT and the ROLLBACK that follows."""
@@ -211,7 +211,7 @@ class TestRollback:
 
 class TestLost:
     def test_items_that_were_claimed_and_never_came_run_again(self) -> None:
-        """Found by the simulation: the transaction was done, and said to have failed. Nobody else would ever ask for them."""
+        """Found by the simulation: the transaction took effect but reported a failure, so nobody would ever run the items."""
 
         class LosingStore(FailingStore):
             loses = True
@@ -287,7 +287,7 @@ class TestHanging:
         asyncio.run(run())
 
     def test_it_keeps_no_engine_at_work_for_a_job_that_nobody_wants(self) -> None:
-        """Leases run out while the disk hangs, whatever this process waits for."""
+        """Leases expire while the disk hangs, whatever this process waits for."""
 
         async def run() -> None:
             host, store, disk_works = FakeGateway(), JobStore(""), threading.Event()
@@ -358,7 +358,7 @@ class TestResultWriter:
         asyncio.run(run())
 
     def test_a_cancel_is_answered_when_the_store_fails_between_single_results(self) -> None:
-        """A result that cannot be written has each written by itself; the store fails then: whoever waits is told."""
+        """After a failed write, results are written one by one; if the store fails then, everyone who waits gets an error."""
 
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
@@ -384,7 +384,7 @@ class TestResultWriter:
         asyncio.run(run())
 
     def test_a_result_is_written_by_a_writer_that_was_restarted(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A failure of the writer itself uses up the wake-up of what is pending."""
+        """A failure of the writer itself consumes the wake-up for pending results."""
 
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()

@@ -1,4 +1,4 @@
-"""The job table against a model in plain Python: whatever workers, owners and crashes do to it, in any order."""
+"""The job table compared with a model in plain Python: whatever workers, owners and crashes do to it, in any order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModelJob:
 
 
 class Jobs(RuleBasedStateMachine):
-    """Two workers, either of which may be declared dead; each remembers claims that it may no longer own."""
+    """Two workers, either of which may be declared dead; each remembers claims that it may have lost."""
 
     claims = Bundle("claims")
 
@@ -81,7 +81,7 @@ class Jobs(RuleBasedStateMachine):
     @precondition(lambda self: any(job.status is JobStatus.VALIDATING for job in self.jobs.values()))
     @rule(data=st.data(), what=st.sampled_from(["lines", "lines", "good", "bad", "anew"]), count=st.integers(1, 3))
     def check(self, data: st.DataObject, what: str, count: int) -> None:
-        """Lines are looked at piece by piece, by one worker and then another; at the end the job runs, or it failed."""
+        """Lines are checked in pieces, by one worker and then another; in the end the job runs or has failed."""
         key = data.draw(st.sampled_from([key for key, job in self.jobs.items() if job.status is JobStatus.VALIDATING]))
         job = self.jobs[key]
         if what == "lines":
@@ -128,7 +128,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(claim=claims, state=st.sampled_from([ItemState.SUCCEEDED, ItemState.ERRORED, ItemState.CANCELLED, ItemState.EXPIRED]))
     def finish(self, claim: Claim, state: ItemState) -> None:
-        """By whoever claimed it once, whether it is still theirs or not; it may come twice."""
+        """Any worker that ever claimed an item may finish it, whether it still owns it or not, and twice."""
         job = self.jobs.get(claim.job_key)
         ours = job is not None and job.items[claim.n] is ItemState.CLAIMED and job.fences[claim.n] == claim.fence
         body = b"answer %d" % claim.fence if state in (ItemState.SUCCEEDED, ItemState.ERRORED) else None

@@ -1,4 +1,4 @@
-"""Forms designed to cause work, and stores that cannot be opened at once."""
+"""Upload forms designed to be expensive, and stores that cannot be opened at once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def form() -> AsyncIterator[Form]:
 
 
 def test_others_have_their_turn_while_much_is_parsed() -> None:
-    """Line ends are what costs: each may begin a boundary."""
+    """Line ends are expensive: each may begin a boundary."""
 
     async def run() -> None:
         async with form() as sending:
@@ -104,7 +104,7 @@ def test_a_form_that_is_only_work_is_refused(sent: bytes) -> None:
 class TestStart:
     @pytest.mark.parametrize("named", [False, True])
     def test_one_that_is_locked_is_opened_when_it_is_free(self, tmp_path: Path, named: bool) -> None:
-        """What was promised is not forgotten until somebody restarts the gateway."""
+        """Accepted jobs must not wait until somebody restarts the gateway."""
         with reserved_port() as port:
             self.opened(port, tmp_path, named)
 

@@ -377,3 +377,4 @@ def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(mon
     assert store.dropped == 1, "the one that nobody writes any more"
     disk_works.set()
     store._thread.join(60)
+    store._db.close()  # which `close` left open for the thread
