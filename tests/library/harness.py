@@ -1,4 +1,4 @@
-"""The served application as a process, in asyncio's debug mode, and what its tests ask of it."""
+"""Runs the served application as a process, in asyncio's debug mode, and queries it for the tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Served:
         return True
 
     def state(self) -> dict[str, Any]:
-        """Shared by the clients that ask at the same time, so that asking does not keep the server from its work."""
+        """Return the state, shared by clients that ask at the same time, so that queries do not delay the server."""
         with self._asking:
             if time.monotonic() > self._requested_at + SHARED_S:
                 self._state = dict(get_json(f"http://127.0.0.1:{self.address[1]}/state"))
@@ -80,7 +80,7 @@ class Served:
         wait_until(lambda: self.work(id)["running"], what=f"{id} to begin")
 
     def wait_ended(self, id: str, timeout_s: float = 10) -> dict[str, Any]:
-        """Return the engine's counts once nothing of the call runs any more and its end was reported."""
+        """Return the engine's counts once nothing of the call runs and its end was reported."""
 
         def look() -> dict[str, Any] | None:
             work = self.work(id)

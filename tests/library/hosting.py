@@ -1,4 +1,5 @@
-"""Small servers in this process, on real sockets: an application under uvicorn, an upstream whose answers a test decides."""
+"""Small servers in this process, on real sockets: an application under uvicorn, and an upstream whose answers a test
+decides."""
 
 from __future__ import annotations
 

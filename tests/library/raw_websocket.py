@@ -1,4 +1,4 @@
-"""A WebSocket client that is only a socket, so that a test decides how it leaves."""
+"""A WebSocket client that is only a socket, so that a test decides how it disconnects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RawWebSocket(Client):
         self.send_frame(TEXT, json.dumps(message).encode())
 
     def goodbye(self) -> None:
-        """Close as a browser does, and wait for the connection's end."""
+        """Close as a browser does, and wait for the end of the connection."""
         self.send_frame(CLOSE, struct.pack("!H", 1000))
 
     def read_frame(self) -> tuple[int, bytes]:

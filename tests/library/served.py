@@ -56,7 +56,7 @@ class CountingEngine:
     def blocking(
         self, id: str, pace_s: float, size: int = 0, count: int = 1000, hold: tuple[int, float] = NO_HOLD
     ) -> Iterator[bytes]:
-        """Like llama-cpp-python: a plain generator that blocks its thread."""
+        """Generate like llama-cpp-python: a plain generator that blocks its thread."""
         work = self.work(id)
         work.running = True
         try:
@@ -128,7 +128,7 @@ async def threaded_whole(request: Any, q: dict[str, str]) -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """The engine's counts, and what the library still holds in the process."""
+    """Return the engine's counts, and what the library still holds in the process."""
     tasks = [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("hangup")]
     threads = [t.name for t in threading.enumerate() if t.name.startswith("hangup")]
     return {"works": {id: asdict(work) for id, work in ENGINE.works.items()}, "tasks": tasks, "threads": threads}
@@ -191,7 +191,7 @@ def fastapi_app() -> Any:
 
 
 def gated_app() -> Any:
-    """A gate for each way through it. What runs behind a gate stays until it is released."""
+    """Build an application with a gate for each way through it. Work behind a gate stays until it is released."""
     from fastapi import Depends, FastAPI, Request
 
     app = FastAPI()
@@ -346,7 +346,7 @@ def serve_hypercorn(app: Any) -> None:
 
 
 def serve_granian(app: Any) -> None:
-    """granian starts workers that import the application by name, and takes no open socket."""
+    """Run granian, which starts workers that import the application by name, and takes no open socket."""
     from granian.constants import Interfaces
     from granian.server import Server
 

@@ -30,7 +30,8 @@ Kind = Enum("Kind", ["CUMULATIVE", "DELTA"])
 
 
 def streamed(source: Any, leave_after: int = 0, **options: Any) -> tuple[hangup.Ended, list[Any]]:
-    """Stream to a client that leaves after so many chunks, or stays; return the end and the events that it got."""
+    """Stream to a client that leaves after so many chunks, or stays; return the call's end and the events that the client
+    got."""
 
     class Leaver(Pretender):
         async def write(self, data: bytes) -> None:
@@ -111,7 +112,7 @@ def test_sglang() -> None:
 
 
 class TextStreamer:
-    """Like transformers': it passes on what it decoded."""
+    """Like that of transformers: it passes decoded text on."""
 
     def __init__(self, tokenizer: Any, **options: Any) -> None:
         assert options == {"skip_prompt": True, "skip_special_tokens": True}
@@ -201,7 +202,7 @@ def test_an_error_of_transformers_is_the_engines() -> None:
 
 
 class Llama:
-    """Like llama-cpp-python's: one answer at a time, as an iterator of OpenAI's chunks."""
+    """Like that of llama-cpp-python: one answer at a time, as an iterator of OpenAI's chunks."""
 
     def __init__(self) -> None:
         self.computed = self.running = self.most = 0
@@ -243,7 +244,7 @@ def test_llama_cpp_one_at_a_time() -> None:
 
 
 class MlxModel(dict[str, Any]):
-    """Like those of MLX, whose `nn.Module` is a dict: it cannot be hashed."""
+    """Like the models of MLX, whose `nn.Module` is a dict, which cannot be hashed."""
 
 
 def test_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""An upstream's error reaches the client with its status, its body and its Retry-After, whatever it was asked with."""
+"""An upstream's error reaches the client with its status, its body and its Retry-After, whichever client library raised it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def on_embedded(request: pytest.FixtureRequest) -> Iterator[tuple[str, Address, 
 def test_clients_that_leave_as_soon_as_the_engine_has_their_call(
     on_embedded: tuple[str, Address, EngineProcess], path: str
 ) -> None:
-    """How long an answer is, the model decides; a short one may be over before its client has left."""
+    """The model decides how long an answer is; a short one may end before its client disconnects."""
     name, address, engine = on_embedded
     before = engine.wait_for(running=0, waiting=0)
     for number in range(1, CALLS + 1):
@@ -44,7 +44,7 @@ def test_clients_that_leave_as_soon_as_the_engine_has_their_call(
     gained: dict[str, int] = {}
 
     def all_ended() -> bool:
-        """By their ends: a call that was just submitted neither runs nor waits yet."""
+        """Return whether all calls have ended; a call that was just submitted neither runs nor waits yet."""
         gained.update({key: int(value - before[key]) for key, value in engine.counters().items()})
         return gained["finished"] + gained["cancelled_running"] + gained["cancelled_waiting"] >= CALLS
 
@@ -125,7 +125,7 @@ def test_the_linter_tells_them_apart() -> None:
 
 
 def test_the_gate_on_sockets(engine: StandIn) -> None:
-    """One runs, one waits, the third is shed with 503; who leaves the line is never asked of the engine."""
+    """One call runs, one waits, and the third gets 503; the engine never sees a client that left the queue."""
     before = engine.stats()["requests"]
     with served("gated", engine.url) as address:
 

@@ -1,4 +1,4 @@
-"""Tokens are counted as tokens, an answer is never cut unasked, and a cut is seen by the client and in the log."""
+"""The library counts tokens, not chunks; it cuts no answer without being asked, and the client and the log show each cut."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ async def answer() -> Any:
 
 
 def test_requests_of_wsgi_are_refused_with_a_word_on_what_is_possible() -> None:
-    """And the source that was made for them is discarded, without a warning that nobody awaited it."""
+    """The source that was made for them is discarded, without a warning that nobody awaited it."""
     with Flask("served").test_request_context():
         with pytest.raises(TypeError, match="Flask and other WSGI applications"):
             hangup.stream(request, answer())

@@ -1,4 +1,4 @@
-"""`hangup.Gate`: its slots, its queue and its limits, alone, in a crowd, and on sockets."""
+"""`hangup.Gate`: its slots, its queue and its limits, on its own, under load, and over sockets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_slot_that_comes_with_a_cancellation_is_passed_on() -> None:
 
 
 def test_a_line_that_moves_too_slowly_is_not_joined() -> None:
-    """A call that would not get a slot within `max_wait_s` at the current drain rate is refused at once."""
+    """A call that would not get a slot within `max_wait_s` at the current rate is refused at once."""
 
     async def main() -> None:
         gate = hangup.Gate(slots=1, queue=100, max_wait_s=0.5)
@@ -166,7 +166,7 @@ def test_a_crowd_that_comes_waits_gives_up_and_leaves(seed: int) -> None:
 
 @contextmanager
 def connected() -> Iterator[tuple[socket.socket, Any]]:
-    """A client on a socket, and its request."""
+    """Yield a client on a socket, and its request."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         ours, name = listener.accept()
         with ours:
@@ -237,7 +237,8 @@ def wait_gate(served: Served, way: str, **expected: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", ["dependency", "context", "middleware"])
 def test_every_way_through_the_gate(gated: Served, way: str) -> None:
-    """Two run, four wait, the rest gets 503; who leaves the line is unlinked at once, and its handler never runs."""
+    """Two calls run, four wait, and the rest get 503; a client that leaves the queue is removed at once, and its handler
+    never runs."""
     with ExitStack() as stack:
         running = posted(gated, stack, way, "r1", "r2")
         wait_gate(gated, way, running=SLOTS)
@@ -271,7 +272,7 @@ def test_waiting_has_an_end_on_sockets(gated: Served) -> None:
 
 
 def test_a_long_queue_of_clients_that_left_at_once_costs_no_slot() -> None:
-    """A slot that nobody takes goes from one to the next; done by recursion, that would end in a RecursionError."""
+    """A slot that nobody takes passes from one call to the next; recursion would end in a RecursionError."""
 
     async def main() -> None:
         gate = hangup.Gate(slots=1, queue=5000, max_wait_s=3600)

@@ -1,4 +1,4 @@
-"""Clients whose socket is hard to find: on Unix sockets, behind a trusted proxy, behind middlewares that wrap `receive`.
+"""Clients whose socket is hard to find: on Unix sockets, behind a trusted proxy, behind middleware that wraps `receive`.
 
 A pipelined request hides their FIN from the server, so that only the socket shows it.
 """
@@ -118,7 +118,7 @@ def test_hypercorn_on_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_only_what_is_named_like_it_is_followed() -> None:
-    """A transport of some other connection, a database's for example, must never be taken for the client's."""
+    """The transport of another connection, such as a database's, must never be taken for the client's."""
 
     class Database:
         transport = object()

@@ -34,7 +34,7 @@ def test_the_library_brings_no_server_and_no_framework() -> None:
 
 @pytest.mark.parametrize(("names", "modules_max"), [("run, stream", 42), ("Gate", 60)])
 def test_import_loads_few_modules(names: str, modules_max: int) -> None:
-    """Beyond asyncio, which an async application has already. `make bench ARGS=start` measures the time."""
+    """Counts modules beyond asyncio, which an async application has already. `make bench ARGS=start` measures the time."""
     code = f"import sys, asyncio; before = len(sys.modules); from hangup import {names}; print(len(sys.modules) - before)"
     assert int(python(code)) <= modules_max
 

@@ -1,4 +1,4 @@
-"""The library's parts on their own: tokens, threads, sources, tethers whose work does not stop, and the client side."""
+"""The parts of the library on their own: tokens, threads, sources, tethers whose work does not stop, and the client side."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_error_in_the_engines_thread_reaches_the_call() -> None:
 
 def test_a_stream_that_cannot_be_closed_does_not_keep_its_call(caplog: pytest.LogCaptureFixture) -> None:
     class Stream:
-        """An SDK's stream whose connection is gone already."""
+        """An SDK's stream whose connection is already gone."""
 
         def __iter__(self) -> Iterator[bytes]:
             return iter([b"one"])
@@ -391,7 +391,7 @@ def short_of_descriptors(*_: object) -> Any:
 @pytest.mark.skipif(not sockets.SUPPORTED, reason="Linux only")
 @pytest.mark.parametrize("what", ["dup", "epoll"])
 def test_a_client_that_cannot_be_watched_is_not_a_client_that_left(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Without a free file descriptor nothing is known about the client, and its work goes on."""
+    """Without a free file descriptor, nothing is known about the client, and its work continues."""
 
     async def main() -> None:
         ours, theirs = socket.socketpair()

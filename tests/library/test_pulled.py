@@ -22,7 +22,7 @@ async def numbers() -> AsyncIterator[str]:
 
 
 async def slow_reader(ended: list[hangup.Ended], **limits: Any) -> list[bytes]:
-    """Take a part, wait until the call is over, and read on; return all parts, and raise what the body ends with."""
+    """Read a part, wait until the call is over, and read on; return all parts, and raise the error that ends the body."""
     over = asyncio.Event()
 
     def on_end(end: hangup.Ended) -> None:

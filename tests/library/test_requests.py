@@ -1,4 +1,4 @@
-"""Responses of requests: `content` is a property that downloads the whole answer, so the event loop must not ask for it.
+"""Responses of requests: `content` is a property that downloads the whole answer, so the event loop must not read it.
 
 requests is not installed here; the stand-in has its state machine, as far as the library touches it.
 """
@@ -49,7 +49,7 @@ class Response:
 
 
 class HTTPError(OSError):
-    """Like that of `raise_for_status`."""
+    """Like the error of `raise_for_status`."""
 
     def __init__(self, response: Response) -> None:
         super().__init__("503 Server Error")

@@ -1,4 +1,4 @@
-"""Streams of the official SDKs through an application, read back by the same SDKs: as if they had asked the engine itself.
+"""Streams of the official SDKs pass through an application; the same SDKs read them as if they came from the engine itself.
 
 An answer that `max_tokens` cuts says so in the API's own words.
 """
@@ -66,7 +66,7 @@ def application(engine: str, clients: dict[str, Any]) -> FastAPI:
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[tuple[str, str]]:
-    """The engine's URL, and the application's."""
+    """Return the engine's URL, and the application's."""
     with ExitStack() as stack:
         engine = stack.enter_context(StandIn(slots=8, prefill_s=0, token_s=0, answer_tokens=TOKENS)).url
         clients: dict[str, Any] = {

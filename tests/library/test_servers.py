@@ -68,7 +68,7 @@ class Stalled:
 
 
 class Cases:
-    """All that happens to one server, at the same time."""
+    """Everything that happens to one server at the same time."""
 
     def __init__(self, served: Served, pool: ThreadPoolExecutor) -> None:
         self.served = served
@@ -105,7 +105,7 @@ def test_at_most_one_token_after_the_hang_up(cases: Cases, work: str, leave: str
 @pytest.mark.parametrize("leave", ["fin", "rst", "half_close"])
 @pytest.mark.parametrize("work", STREAMS)
 def test_a_client_may_leave_before_the_first_token(cases: Cases, work: str, leave: str) -> None:
-    """The middlewares around the handler must not raise an error then; `complaints` would show its traceback."""
+    """The middleware around the handler must not raise an error then; `complaints` would show its traceback."""
     case = cases.early[work, leave].result(120)
     (ended,) = case.ended["ended"]
     assert (ended["outcome"], ended["status"], ended["first_token_s"]) == ("client_gone", 499, None), ended
@@ -114,7 +114,7 @@ def test_a_client_may_leave_before_the_first_token(cases: Cases, work: str, leav
 
 @pytest.mark.parametrize("work", STREAMS)
 def test_a_reader_that_stalls_is_given_up(cases: Cases, work: str) -> None:
-    """It blocks the write; while it does the engine is not asked for more, and after `write_stall_s` the call ends."""
+    """It blocks the write; meanwhile the engine is paused, and after `write_stall_s` the call ends."""
     ended_call = cases.stalled[work].result(120).ended
     (ended,) = ended_call["ended"]
     assert (ended["outcome"], ended["cause"]) == ("client_gone", "write_stall")
@@ -124,7 +124,7 @@ def test_a_reader_that_stalls_is_given_up(cases: Cases, work: str) -> None:
 
 @pytest.mark.parametrize("work", WHOLE)
 def test_a_reader_that_stalls_holds_up_no_whole_answer(cases: Cases, work: str) -> None:
-    """The call is over once its answer is computed; that its client does not read it is the server's business."""
+    """The call ends once its answer is computed; a client that does not read it is the server's concern."""
     ended_call = cases.stalled[work].result(120).ended
     (ended,) = ended_call["ended"]
     assert (ended["outcome"], ended_call["computed"], ended_call["aborted"]) == ("completed", WHOLE_TOKENS, 0)

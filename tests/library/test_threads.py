@@ -1,4 +1,4 @@
-"""Threads for blocking engines: they have their call's context, and there is an end to their number."""
+"""Threads for blocking engines: they have their call's context, and their number is limited."""
 
 from __future__ import annotations
 

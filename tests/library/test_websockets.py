@@ -1,4 +1,4 @@
-"""Calls over WebSockets: a client that leaves stops its engine, however it leaves, and no message is lost meanwhile."""
+"""Calls over WebSockets: however a client disconnects, its engine stops, and no message is lost meanwhile."""
 
 # No postponed annotations: FastAPI and Litestar could not resolve those of handlers that are defined in functions.
 
@@ -37,7 +37,7 @@ CHAT = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"
 
 
 async def one_turn(websocket: Any, asked: dict[str, Any], send: Callable[[str], Any]) -> None:
-    """Do what one message asks for, with hangup."""
+    """Serve one message, with hangup."""
     engine_options = asked["id"], asked.get("pace_s", 0.01), 0, asked.get("count", 1000)
     id = asked["id"]
     work = ENGINE.work(id)
@@ -264,7 +264,7 @@ def test_plain_asgi_websockets_and_tethered_handlers_are_refused() -> None:
 
 
 def test_a_talkative_client_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the limit messages wait in the server; all of them reach the application in their order."""
+    """Beyond the limit, messages wait in the server; all of them reach the application in order."""
     monkeypatch.setattr(websockets, "HELD_MESSAGES_MAX", 3)
 
     async def main() -> None:

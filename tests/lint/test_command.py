@@ -129,7 +129,7 @@ def test_settings_come_from_pyproject(project: Path, capsys: pytest.CaptureFixtu
 
 
 def test_excluded_files_stay_out_even_if_they_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As pre-commit names them."""
+    """pre-commit names them."""
     assert lint(capsys, project / "app.py", "--exclude", "app.py,legacy")[2] == "hangup: no findings in 0 files\n"
     (project / "pyproject.toml").write_text('[tool.hangup.lint]\nexclude = ["app.py"]\n')
     assert lint(capsys, project / "app.py")[0] == 0

@@ -64,7 +64,7 @@ def post(address: Address, path: str) -> Client:
 
 
 def hang_up_after(engine: StandIn, source: str, count: str = "tokens", least: int = 2) -> dict[str, int]:
-    """Post, hang up once the engine has counted, and return what it counted until it was idle."""
+    """Send a request, hang up once the engine has counted, and return its count when it is idle."""
     before = engine.stats()
     with served(source) as (address, path):
         client = post(address, path)
@@ -84,7 +84,7 @@ def test_a_whole_answer_is_computed_for_nobody(engine: StandIn, code: str) -> No
 
 
 def test_a_client_that_leaves_before_the_first_token(engine: StandIn) -> None:
-    """HU011: the poll comes with the first chunk, so the prefill and a token are computed first."""
+    """HU011: the example polls with the first chunk, so the prefill and one token are computed first."""
     leaked = hang_up_after(engine, RULES["HU011"].bad, "prefills", 1)
     stopped = hang_up_after(engine, RULES["HU011"].good, "prefills", 1)
     assert leaked["tokens"] >= 1 and stopped["tokens"] == 0
@@ -92,14 +92,14 @@ def test_a_client_that_leaves_before_the_first_token(engine: StandIn) -> None:
 
 
 def test_an_engine_that_ignores_hang_ups(engine: StandIn) -> None:
-    """HU007: the limit is what ends it."""
+    """HU007: only the limit ends it."""
     engine.behave(deaf=True)
     assert hang_up_after(engine, RULES["HU007"].bad)["tokens"] == ANSWER_TOKENS
     assert hang_up_after(engine, RULES["HU007"].good)["tokens"] == 8
 
 
 def test_retries_for_a_client_that_left(engine: StandIn) -> None:
-    """HU012: long after the hang-up, the bad example still asks; the good one has given up."""
+    """HU012: long after the hang-up, the bad example still retries; the good one has stopped."""
 
     def asked_after(source: str) -> Callable[[], int]:
         engine.behave(fail_status=500)
@@ -141,7 +141,7 @@ def test_a_queue_of_clients_that_left(engine: StandIn) -> None:
 
 
 def settle(engine: StandIn) -> None:
-    """Wait until the engine has been idle for a while: the example's worker sends the next call only after the last."""
+    """Wait until the engine has been idle for a while: the example's worker sends the next call only after the last one."""
     idle_since = [time.monotonic(), -1.0]
 
     def quiet() -> bool:

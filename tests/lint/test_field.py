@@ -1,4 +1,4 @@
-"""The field test: its parts do not overlap, its figures are those of the report, and rules below 0.8 are off by default."""
+"""The field test: its parts do not overlap, the report has its figures, and rules below 0.8 are off by default."""
 
 from __future__ import annotations
 

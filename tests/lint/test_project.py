@@ -1,4 +1,4 @@
-"""The second pass: a handler in one module and the inference in another."""
+"""The second pass: a handler in one module calls inference in another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule finds its own bad example and nothing else, and accepts the good one; and what public code taught."""
+"""Every rule finds its own bad example and nothing else, and accepts the good one; and cases found in public code."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_blocking_call_through_functions_of_the_module() -> None:
 
 
 def test_requests_in_an_async_function_are_left_to_others() -> None:
-    """ruff and flake8-async: ASYNC210."""
+    """ruff and flake8-async report them as ASYNC210."""
     source = """
         import requests
         from fastapi import FastAPI

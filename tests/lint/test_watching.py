@@ -1,4 +1,4 @@
-"""HU004 on handlers of every kind: which frameworks cancel by themselves, what is inference, and who watches already."""
+"""HU004 on handlers of every kind: which frameworks cancel by themselves, what counts as inference, and who watches already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes and formats: HTTP answers cut anywhere, URLs, engines' pages, the events of each API."""
+"""Bytes and formats: HTTP answers cut anywhere, URLs, engines' pages, and the events of each API."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_figures_of_engines() -> None:
 
 
 def test_the_probe_knows_the_metrics_that_the_adapters_know() -> None:
-    """Without importing them: the probe works where the gateway is not installed."""
+    """The probe does not import the adapters: it works where the gateway is not installed."""
     adapters = ADAPTERS.values()
     assert {name for adapter in adapters if (name := adapter.running_metric)} <= set(metrics_page.RUNNING)
     assert {name for adapter in adapters if (name := adapter.tokens_metric)} <= set(metrics_page.TOKENS)

@@ -205,7 +205,7 @@ def test_tls_trouble(healthy: StandIn) -> None:
 
 
 class serving:  # noqa: N801 - used like a function
-    """A server on loopback that gives every connection one answer, whatever it asks."""
+    """Start a server on loopback that gives every connection the same answer."""
 
     def __init__(self, answer: bytes, context: ssl.SSLContext | None = None) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""Calls of the probe that do not get their places are closed at once, on real sockets: no answer is computed for nobody."""
+"""Calls of the probe that get no slot are closed at once, on real sockets, so that nobody computes an answer for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
 
 class Engine:
-    """Gives each call the next answer, or the last one again, and keeps its connection until the client closes it."""
+    """Gives each call the next answer, or the last one again, and keeps its connection open until the client closes it."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
@@ -52,7 +52,7 @@ class Engine:
 
 
 def play(engine: Engine, budget: ProbeBudget, story: Callable[[Caller, Stage], Awaitable[None]]) -> None:
-    """Run a story; its calls must be closed while the probe goes on. By its speed the engine is slow: no wait is short."""
+    """Run a scenario; its calls must be closed while the probe continues. The engine counts as slow, so no wait is short."""
 
     async def main() -> None:
         server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)

@@ -16,7 +16,7 @@ delays = st.floats(0.0, 0.15)  # between a question and its answer
 
 
 def trial_of(ends_s: list[float], pace_s: float, delay_s: float, *, counts: bool, lag_s: float = 0.0) -> Trial:
-    """What is seen of calls that end after these seconds: figures are true at some point between question and answer."""
+    """Return what the probe sees of calls that end after these seconds: figures are from some time between query and answer."""
     looks, at, per_call = [], 0.01, REST_TOKENS
     until = max(ends_s) + lag_s + 2.0
     while at < until:
@@ -41,7 +41,7 @@ def test_a_stop_after_the_bound_is_late(end_s: float, pace: float, delay: float,
 
 @given(speed=st.floats(0.95, 1.3), pace=st.floats(0.05, 0.2), delay=delays, counts=st.booleans())
 def test_an_answer_that_ends_by_itself_was_never_stopped(speed: float, pace: float, delay: float, counts: bool) -> None:
-    """Even if the engine is somewhat faster or slower than it was before."""
+    """This holds even if the engine is somewhat faster or slower than before."""
     trial = trial_of([REST_S * speed], pace, delay, counts=False)
     looks = [replace(look, tokens=round(min(look.asked_at / (REST_S * speed), 1) * REST_TOKENS)) for look in trial.looks]
     found = judge(replace(trial, looks=looks, exact=True) if counts else trial, WITHIN_S)
@@ -62,7 +62,7 @@ def test_of_a_crowd_those_that_ran_on_are_counted(stopped: int, deaf: int, pace:
 def test_counted_tokens_decide_when_the_machine_changes_its_speed(
     stopped: int, deaf: int, speed: float, pace: float, late: bool
 ) -> None:
-    """Answers that end by themselves sooner or later than was measured; for comparison, a whole crowd that stops late."""
+    """Answers end by themselves sooner or later than measured; for comparison, a whole crowd that stops late."""
     ends_s = [1.6] * (stopped + deaf) if late else [0.05] * stopped + [REST_S * speed] * deaf
     looks = [
         Look(
@@ -110,7 +110,7 @@ def test_an_engine_that_says_it_works_and_computes_nothing_is_stuck() -> None:
 
 
 def test_what_is_still_at_work_was_not_stopped_either() -> None:
-    """A storm on a deaf engine with fewer slots, slower than it was: eleven have ended by themselves, one has not."""
+    """A storm on a deaf engine with fewer slots, slower than before: eleven calls ended by themselves, one has not."""
     looks = [Look(float(at), at + 0.01, 12 - at // 2, REST_TOKENS * at // 2) for at in range(1, 23)]
     found = judge(Trial(12, looks, REST_S, 12 * REST_TOKENS), WITHIN_S)
     assert (found.ruling, found.ran_on) == (Ruling.NEVER, 12)

@@ -1,4 +1,4 @@
-"""Real engines, from the environments that `make test-engines` sets up; without them these tests are skipped."""
+"""Real engines, in the environments that `make test-engines` sets up; without them these tests are skipped."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def llama_server() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module", params=["llamacpp", "vllm"])
 def slow_reader(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """With a model whose prefill of a long prompt takes many seconds."""
+    """Start an engine with a model whose prefill of a long prompt takes many seconds."""
     yield from _run(request.param, "large")

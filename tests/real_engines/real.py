@@ -1,8 +1,8 @@
-"""A real engine as a process, what is asked of it, and when it is idle: by its own word, and by its processor time.
+"""A real engine as a process, the calls that tests make, and two ways to see that it is idle: its reports and its CPU time.
 
-Each is blind where the other sees. vLLM's figures tell only of steps that are over, so that a prefill is in none of them;
-processor time tells nothing of a call that waits. llama-server is not asked but read (its log), since questions change what
-it does; transformers serve says nothing at all.
+Each is blind where the other sees. vLLM's figures cover only finished steps, so a prefill is in none of them; CPU time says
+nothing about a call that waits. Tests read llama-server's log instead of querying it, since queries change what it does;
+transformers serve reports nothing.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class Engine:
         return gauges(self.get("/metrics").encode())
 
     def body(self, *, stream: bool, words: int = 1, tokens: int = 0) -> dict[str, Any]:
-        """A request that nobody has made before: nothing of it is in any cache. But for transformers serve, which cannot be
-        told to go on: this one it answers at length."""
+        """Return a request that nobody has made before, so that no cache has any of it. Except for transformers serve, which
+        cannot be told to go on: it answers this one at length."""
         text = ("" if self.name == "transformers" else f"{next(self._numbers)} ") + "word " * words
         request = {"model": self.model, "messages": [{"role": "user", "content": text}], "stream": stream}
         to_the_end = {} if self.name == "transformers" else {"ignore_eos": True}  # which refuses fields that it does not know
         return request | {"max_tokens": tokens or TOKENS[self.name]} | to_the_end
 
     def cpu_s(self) -> float:
-        """Processor time that all its processes have used: looking at it changes nothing."""
+        """Return the CPU time that all its processes have used; reading it changes nothing."""
         ticks = 0
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -68,7 +68,7 @@ class Engine:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def at_work_on(self) -> int | None:
-        """The calls that it says it has, as often as that may be asked."""
+        """Return the number of calls that it reports, queried as often as it tolerates."""
         match self.name:
             case "vllm":
                 gauges = self.gauges()
@@ -79,7 +79,8 @@ class Engine:
         return None
 
     def taken(self) -> int:
-        """The calls that have reached it and not ended, those in its queue with them. Not to be asked after a hang-up."""
+        """Return the number of calls that have reached it and not ended, including its queue. Do not call this after a
+        hang-up."""
         match self.name:
             case "llamacpp":
                 gauges = self.gauges()
@@ -90,7 +91,7 @@ class Engine:
 
 
 class Idle(NamedTuple):
-    """Seconds from the hang-up."""
+    """Seconds from the hang-up until the engine is idle, by each measure."""
 
     cpu_s: float
     word_s: float | None
@@ -100,12 +101,12 @@ class Idle(NamedTuple):
 
 
 def shown(seconds: float) -> str:
-    """Below what a clock of ten milliseconds and a step of the engine can tell, only that."""
+    """Format the seconds; below the resolution of the clock (10 ms) and of an engine's step, only that bound."""
     return "not within 4 s" if seconds == NEVER else f"{seconds:.2f} s" if seconds > 0.05 else "< 0.05 s"
 
 
 def until_idle(real: Engine, limit_s: float, quiet_s: float = 0.3) -> Idle:
-    """From now until it has used next to no processor time for a moment, and until it says that it has nothing to do."""
+    """Return the time until the engine uses almost no CPU for a moment, and until it reports that it has nothing to do."""
     start = time.monotonic()
     mark, used = start, real.cpu_s()
     asked_at, told_at = -NEVER, NEVER
@@ -125,7 +126,7 @@ def until_idle(real: Engine, limit_s: float, quiet_s: float = 0.3) -> Idle:
 
 
 def settle(real: Engine) -> None:
-    """What an earlier call left behind is done, however little of the machine it gets."""
+    """Wait until the engine has finished what an earlier call left behind."""
     assert until_idle(real, 90, quiet_s=1.5).cpu_s < 90
 
 

@@ -1,4 +1,4 @@
-"""After a hang-up real engines compute nothing more, directly and with hangup in between.
+"""After a hang-up, real engines compute nothing more, directly and through hangup.
 
 `-s` shows the figures, by CPU time and, in brackets, by the engine's own counters.
 """
@@ -60,8 +60,8 @@ def test_an_engine_stops_when_its_client_hangs_up(real: Engine, mode: str) -> No
 
 
 def leave_queued(real: Engine, address: tuple[str, int], gateway: Gateway | None) -> tuple[float, Idle]:
-    """One leaves who waits behind others, then all of them but one, then this one. How long the engine says that it has more
-    than the one, and how long it is busy after that one, too, has left."""
+    """Disconnect a client that waits behind others, then all others but one, then that one. Return how long the engine
+    reports more than that one, and how long it is busy after the last disconnect."""
     settle(real)
     before = real.taken()
     stays, *others = [Client(address) for _ in range(RUNNERS)]
@@ -83,9 +83,9 @@ def _queued(gateway: Gateway | None) -> float:
 
 
 def test_one_who_left_while_queued_is_never_computed_for(real: Engine) -> None:
-    """llama-server takes it up when a slot gets free, and does not notice as long as others have traffic; transformers serve,
-    which has no queue, runs it beside them, and to its end. hangup sends llama-server no more than it has slots, and the
-    others' calls it can cut."""
+    """llama-server starts the call when a slot is free, and does not notice the disconnect while others have traffic;
+    transformers serve, which has no queue, runs it beside them to its end. hangup sends llama-server no more calls than it
+    has slots, and can disconnect the others' calls."""
     direct_beside_s, direct = leave_queued(real, real.address, None)
     with Gateway(real.url) as gateway:
         recognised(gateway, real)
@@ -101,7 +101,7 @@ def test_one_who_left_while_queued_is_never_computed_for(real: Engine) -> None:
 
 
 def test_llama_server_with_other_traffic(llama_server: Engine) -> None:
-    """While anyone else has traffic it never notices a lost non-streaming client; through hangup it stops at once."""
+    """While anyone else has traffic, it never notices that a non-streaming client is gone; through hangup it stops at once."""
     real = llama_server
     times = {}
     with Gateway(real.url) as gateway:
@@ -123,7 +123,7 @@ def test_llama_server_with_other_traffic(llama_server: Engine) -> None:
 
 
 def test_a_slot_is_seen_free_by_the_engines_own_word(llama_server: Engine) -> None:
-    """What its log is read for here is what its slots say."""
+    """Its slots report the same as its log, which the other tests read."""
     settle(llama_server)
     client = Client(llama_server.address)
     client.post(CHAT, llama_server.body(stream=True))

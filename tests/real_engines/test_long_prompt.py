@@ -24,7 +24,7 @@ def leave_in_prefill(real: Engine, address: tuple[str, int]) -> None:
 
 
 def through_with_it(real: Engine, looks_s: float = 0.5) -> bool:
-    """Whether the engine is idle just now: llama-server says so, and vLLM's figures do not tell."""
+    """Return whether the engine is idle now: llama-server reports it, and vLLM's figures do not show it."""
     before = real.cpu_s()
     time.sleep(looks_s)
     return real.at_work_on() == 0 if real.name == "llamacpp" else real.cpu_s() - before < 0.2 * looks_s

@@ -20,7 +20,7 @@ TIMES = 6  # of which one meets whatever is asked every five seconds
 
 
 def leave_silent(real: Engine, gateway: Gateway, while_waiting: Callable[[], object]) -> float:
-    """A client is lost of whom the engine has not begun to tell anything: one that does not stream. Until its slot is free."""
+    """Disconnect a client that does not stream, before the engine has sent anything; return the time until its slot is free."""
     settle(real)
     client = Client(gateway.address)
     client.post(CHAT, real.body(stream=False))
@@ -40,7 +40,8 @@ def ask_often(real: Engine) -> None:
 
 
 def test_the_reapers_questions_make_no_release_later(llama_server: Engine) -> None:
-    """The same departures with and without it; and with somebody who asks three times a second: that is what harm is."""
+    """Compares the same disconnects with and without the reaper, and with a client that polls three times a second, which
+    does harm."""
     real, found = llama_server, {}
     not_asked: dict[str, Any] = {"engine": "openai", "counters_interval_s": 1000}
     for way, settings in (("not asked", not_asked), ("asked by the reaper", {"engine": "llamacpp"})):

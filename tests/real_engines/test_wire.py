@@ -1,4 +1,4 @@
-"""What real engines send over HTTP: the fixtures that the adapters are tested with, and the fields of their answers."""
+"""What real engines send over HTTP: the fixtures of the adapters' tests, and the fields of their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "engines"
 
 
 def test_the_wire_is_as_captured(real: Engine) -> None:
-    """Writes what the adapters rely on into the fixtures, when asked to (HANGUP_CAPTURE=1), else compares its shape."""
+    """With HANGUP_CAPTURE=1, write what the adapters rely on to the fixtures; otherwise, compare its shape."""
     adapter = ADAPTERS[real.name]
     assert ask(real.address, CHAT, real.body(stream=False, tokens=3)).status == 200  # slots say more once they were used
     settle(real)
@@ -53,7 +53,7 @@ def test_the_wire_is_as_captured(real: Engine) -> None:
 
 
 def shape(page: Any) -> set[str]:
-    """The names of a page's fields or figures; of anything else, nothing but that it is there."""
+    """Return the names of a page's fields or figures; of anything else, only that it is there."""
     text = str(page)
     if text.startswith(("{", "[")):
         return paths(json.loads(text))
@@ -63,7 +63,7 @@ def shape(page: Any) -> set[str]:
 
 
 def test_an_assembled_answer_has_what_a_whole_one_has(real: Engine) -> None:
-    """Every field of the engine's own non-streaming answer is in the one that hangup puts together."""
+    """The assembled answer has every field of the engine's own non-streaming answer."""
     asked = real.body(stream=False, tokens=3)
     whole = ask(real.address, CHAT, asked).json()
     with Gateway(real.url) as gateway:
@@ -74,7 +74,7 @@ def test_an_assembled_answer_has_what_a_whole_one_has(real: Engine) -> None:
 
 
 def paths(value: Any, at: str = "") -> set[str]:
-    """The names of all fields, at any depth."""
+    """Return the names of all fields, at any depth."""
     if isinstance(value, list):
         return set().union(*(paths(item, f"{at}[]") for item in value)) if value else set()
     if not isinstance(value, dict):

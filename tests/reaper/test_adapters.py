@@ -42,7 +42,7 @@ def stream_until_token(gateway: Gateway, **headers: str) -> Client:
 
 @pytest.mark.parametrize("name", LIKE)
 def test_recognised_stopped_and_verified(name: str) -> None:
-    """`--engine auto` finds out what it is; a hang-up stops it, and the engine's own figures show that."""
+    """`--engine auto` recognises the engine; a hang-up stops it, and its own figures show that."""
     with StandIn(like=name, **SLOW) as engine, Gateway(engine.url) as gateway:
         recognised(gateway, name)
         client = stream_until_token(gateway)
@@ -57,7 +57,7 @@ def test_recognised_stopped_and_verified(name: str) -> None:
 
 
 def test_a_clients_id_cannot_abort_anothers_call() -> None:
-    """SGLang matches ids by prefix: a client that calls itself `h` must not take everyone down with it."""
+    """SGLang matches ids by prefix: a client with the id `h` must not abort everyone's calls."""
     with StandIn(like="sglang", **SLOW) as engine, Gateway(engine.url) as gateway:
         recognised(gateway, "sglang")
         stays = stream_until_token(gateway)
@@ -71,7 +71,7 @@ def test_a_clients_id_cannot_abort_anothers_call() -> None:
 
 
 def test_sglang_hears_the_abort_while_the_connection_is_open() -> None:
-    """After the close this one would ignore the abort and answer 200 all the same; it is never asked that late."""
+    """After the close, this engine would ignore the abort and still answer 200; hangup never sends it that late."""
     with StandIn(like="sglang", **SLOW) as engine, Gateway(engine.url) as gateway:
         recognised(gateway, "sglang")
         for _ in range(10):
@@ -94,7 +94,8 @@ def test_llama_server_calls_get_slots_of_their_own_and_the_conversation_id_is_st
 
 
 def test_the_reapers_own_questions_do_not_keep_llama_server_from_noticing() -> None:
-    """A client lost before its first token is noticed only in a second of silence; the reaper's pace leaves that second."""
+    """It notices a client that left before the first token only in a second without requests; the reaper's pace leaves that
+    second."""
     slow = SLOW | {"prefill_s": 40.0}
     with StandIn(like="llamacpp", **slow) as engine, Gateway(engine.url) as gateway:
         recognised(gateway, "llamacpp")
@@ -107,7 +108,7 @@ def test_the_reapers_own_questions_do_not_keep_llama_server_from_noticing() -> N
 
 
 def test_a_slot_of_a_stream_that_was_left_is_soon_given_on() -> None:
-    """One slot, ten clients in turn that leave mid-stream: each gets it as soon as it is seen free."""
+    """One slot; ten clients in turn disconnect mid-stream, and each gets the slot as soon as it is seen free."""
     with StandIn(like="llamacpp", **SLOW | {"slots": 1}) as engine, Gateway(engine.url) as gateway:
         recognised(gateway, "llamacpp")
         began = time.monotonic()
@@ -118,7 +119,7 @@ def test_a_slot_of_a_stream_that_was_left_is_soon_given_on() -> None:
 
 
 def test_no_call_is_sent_to_a_slot_on_the_word_of_the_socket() -> None:
-    """One slot, and an engine that needs a second to notice: the next call is sent when the slot is free, not before."""
+    """One slot, and an engine that notices after a second: hangup sends the next call when the slot is free, not before."""
     with StandIn(like="tensorrt_llm", **SLOW | {"slots": 1}) as engine, Gateway(engine.url, slots=1) as gateway:
         recognised(gateway, "tensorrt_llm")
         stream_until_token(gateway).fin()
@@ -146,7 +147,7 @@ def test_vllm_is_never_sent_an_empty_list() -> None:
     ],
 )
 def test_hosted_apis_are_known_by_their_names_and_anything_else_is_generic(host: str, name: str) -> None:
-    """A hosted one is not asked anything, and of neither is it expected that a stop can be verified."""
+    """hangup does not query a hosted API, and expects to verify a stop at neither."""
     paths = []
 
     async def get(path: str) -> Seen:
@@ -185,7 +186,7 @@ def fixtures() -> list[Any]:
 
 @pytest.mark.parametrize("path", fixtures())
 def test_real_answers_are_read(path: Path) -> None:
-    """Captured from the engines themselves: each is recognised by its own adapter alone, and its figures are understood."""
+    """These answers were captured from the engines: only its own adapter recognises each, and understands its figures."""
     captured = json.loads(path.read_text())
     adapter = ADAPTERS[captured["engine"]]
     models = Seen(200, captured["server"], captured["models"].encode())
@@ -198,7 +199,7 @@ def test_real_answers_are_read(path: Path) -> None:
 
 
 def test_an_engine_is_added_by_one_file(tmp_path: Path) -> None:
-    """A module in `gateway/backends/adapters` is enough: it is known by its name, and recognised."""
+    """A module in `gateway/backends/adapters` is enough: hangup knows it by name, and recognises the engine."""
     code = (
         "import asyncio\n"
         "import importlib.util, sys, pathlib\n"

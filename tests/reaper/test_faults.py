@@ -1,4 +1,4 @@
-"""Engines that do not stop, on real sockets and processes: what the gateway reports, what it does, and how often."""
+"""Engines that do not stop, as real processes on real sockets: what the gateway reports, what it does, and how often."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_deaf_engine_is_named_told_again_a_few_times_and_quarantined() -> None
 
 
 def test_every_step_that_is_taken_is_counted() -> None:
-    """TGI has no abort: it gets the same time, and that is a step as well."""
+    """TGI has no abort: it gets the same time, and that counts as a step."""
     with StandIn(like="tgi", deaf=True, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
         known(gateway)
         hang_up_mid_stream(gateway)
@@ -93,8 +93,8 @@ def test_trouble_that_ends_leads_back_by_the_canary_without_a_restart() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize(("like", "grace_s"), [("vllm", 2.0), ("llamacpp", 3.0)])
 def test_others_are_served_elsewhere_while_one_backend_is_wedged(like: str, grace_s: float) -> None:
-    """The slot of the seed: busy for ever, spinning on cancels, and with it the whole engine; every limit by default, and a
-    balance that prefers the wedged one. From the grace on no new client notices anything."""
+    """One slot is busy for ever, spinning on cancels, and blocks the whole engine. All limits have their defaults, and the
+    load balancing prefers the wedged engine. After the grace, no new client notices anything."""
     wide = SLOW | {"slots": 64}  # so that there is always room for one more in the wedged one
     with StandIn(like=like, wedge=True, **wide) as stuck, StandIn(like=like, **wide) as good:
         config = "".join(
@@ -140,7 +140,7 @@ def _served(gateway: Gateway, at_s: float) -> tuple[float, bool]:
 
 
 def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path) -> None:
-    """One backend under --spawn, wedged as in the seed: service is back by itself, and the aborts are counted."""
+    """One backend under --spawn is wedged: service returns by itself, and the aborts are counted."""
     log = tmp_path / "engine.log"
     command = f"{HANGUP} standin --port {{port}} --like llamacpp --wedge --token-s 0.01 --slots 2 --answer-tokens 500"
     config = f'[[backend]]\nurl = "http://127.0.0.1:PORT"\nname = "own"\nspawn = "{command}"\nspawn_log = "{log}"\n'
@@ -186,7 +186,7 @@ def test_a_spawned_engine_that_ignores_sigterm_is_killed_with_all_its_children(t
 
 
 def _lives(pid: str) -> bool:
-    """A process that nobody has reaped yet is dead all the same."""
+    """Return whether a process lives; one that nobody has reaped yet is dead."""
     stat = proc(pid, "stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -222,7 +222,7 @@ def _reload(gateway: Gateway, config: str) -> None:
 
 
 def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> None:
-    """And no live client is harmed: it waits for the last one."""
+    """No live client is harmed: the restart waits for the last one."""
     note = tmp_path / "note"
     with StandIn(deaf=True, **SLOW) as engine:
         command = f'{sys.executable} -c \'open(\\"{note}\\", \\"w\\").write(\\"{{name}} {{port}}\\")\''
@@ -253,7 +253,8 @@ def test_each_rung_can_be_turned_off() -> None:
 
 
 def test_a_stopped_engine_is_left_alone_and_taken_back_when_it_wakes() -> None:
-    """SIGSTOP: it does not say what it runs, so it is wedged, not guilty; SIGCONT: back after a canary."""
+    """After SIGSTOP it does not report what it runs, so it counts as wedged, but no zombie is blamed on it; after SIGCONT, a
+    canary brings it back."""
     with StandIn(like="vllm", **SLOW) as engine:
         quick = QUICK | {"status_timeout_s": 0.2, "wedge_s": 1.0, "health_interval_s": 0.3, "failures_max": 100}
         with Gateway(engine.url, **quick) as gateway:
@@ -328,7 +329,8 @@ def test_figures_that_lag_six_seconds_convict_nobody() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_gateways_on_one_engine_do_not_convict_each_others_work(shared: bool) -> None:
-    """With `shared` nothing is said; without it the other's work is an orphan in the log, which is not acted upon."""
+    """With `shared`, nothing is logged; without it, the other gateway's work is logged as an orphan, and nothing else
+    happens."""
     with StandIn(**SLOW) as engine:
         config = f'[[backend]]\nurl = "{engine.url}"\nname = "e"\nshared = {str(shared).lower()}\n'
         with Gateway(config=config, **QUICK) as one, Gateway(config=config, **QUICK) as other:
@@ -361,8 +363,8 @@ def released(gateway: Gateway) -> list[tuple[str, float]]:
 
 
 def test_an_engine_is_not_blamed_for_time_in_which_the_gateway_itself_was_stopped() -> None:
-    """A question was on its way when the process was stopped: that it times out then says nothing of the engine. Found by
-    `make chaos`, seed 1014: a paused machine came back and quarantined the engines that it was busy with."""
+    """A query was in progress when the process was stopped: its timeout says nothing about the engine. Found by `make
+    chaos`, seed 1014: a machine that was paused quarantined its engines when it came back."""
     with (
         StandIn(like="vllm", slots=4, prefill_s=0.02, token_s=0.05, answer_tokens=3000) as engine,
         Gateway(engine.url, **{**QUICK, "prefill_grace_s": 30}, status_timeout_s=2, still_s=1, wedge_s=3) as gateway,

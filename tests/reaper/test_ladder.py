@@ -1,4 +1,4 @@
-"""The ladder in virtual time: every step in order, none too often, and none that was turned off."""
+"""The ladder in virtual time: every step in order, none too often, and none that is turned off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def zombie(id: str = "z") -> PendingStop:
 
 
 def climb(ladder: Ladder, zombies: list[PendingStop], seconds: float, live: int = 0, start: float = 0.0) -> list[str]:
-    """What happens in that time, looked at ten times a second."""
+    """Return what happens in that time, looking ten times a second."""
     said = []
     for tenth in range(int(seconds * 10)):
         said += [step.what for step in ladder.advance(start + tenth / 10, zombies, "", live)]
@@ -94,7 +94,7 @@ def test_a_wedge_needs_no_aborts() -> None:
 
 
 class Climb(RuleBasedStateMachine):
-    """Whatever happens: aborts per zombie and restarts per hour have their limits, and time alone never breaks an order."""
+    """Whatever happens, aborts per zombie and restarts per hour have their limits, and time alone never breaks the order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def test_each_step_says_why() -> None:
 
 
 def test_what_failed_says_so_and_is_tried_again_after_longer_and_longer() -> None:
-    """2, 4, 8 seconds and so on, a minute at most."""
+    """The pauses are 2, 4, 8 seconds and so on, up to a minute."""
     ladder = Ladder(dataclasses.replace(TERMS, restart=False))
     ladder.advance(0.0, [], "wedged", 0)
     times = []

@@ -1,4 +1,4 @@
-"""How an operator stops work in an engine that no call of this gateway caused."""
+"""How an operator stops work in an engine that no call of this gateway started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which work is convicted, in virtual time: a simulated engine beside `PendingStops`, which sees only its counters."""
+"""Which work counts as a zombie, in virtual time: `PendingStops` sees only the counters of a simulated engine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_busy_slot_is_a_zombie_after_the_grace_with_what_it_computed_since() -
 
 
 def test_another_task_in_the_slot_is_no_zombie() -> None:
-    """Something else got the slot: it has fewer tokens than were delivered, or another task id."""
+    """Another task has the slot: it has fewer tokens than were delivered, or another task id."""
     pending = PendingStops(GRACE)
     fewer = left(pending, "a", at=0.0, slot=1, tokens=5)
     assert pending.observe(slots((1, "8", 2)), 1.0, 1.0, 0, 0) == [fewer]
@@ -76,7 +76,7 @@ def test_counts_convict_what_is_beyond_our_own_calls_for_longer_than_grace_and_l
 
 
 def test_a_call_that_may_not_be_in_the_counts_yet_is_not_released_by_them() -> None:
-    """A prefill of seconds: until its first step is over, vLLM says that nothing runs."""
+    """During a prefill of seconds, vLLM reports that nothing runs until the first step is over."""
     pending = PendingStops(GRACE, LAG)
     mine = PendingStop("a", 0.0)
     pending.add(mine, first_token=False)
@@ -86,7 +86,7 @@ def test_a_call_that_may_not_be_in_the_counts_yet_is_not_released_by_them() -> N
 
 
 def test_a_prompt_that_is_read_quickly_is_soon_out_of_figures_that_do_not_move() -> None:
-    """An engine that is idle has figures that stand still: its places must not be held for as long as the longest prompt."""
+    """The figures of an idle engine do not change: its places must not be held for as long as the longest prompt would take."""
     pending = PendingStops(GRACE, LAG)
     quick, slow = PendingStop("quick", 0.0, reading_s=0.05), PendingStop("slow", 0.0, reading_s=1.0)
     for stop in (quick, slow):
@@ -105,7 +105,7 @@ def test_figures_that_have_moved_tell_of_every_call_that_ended_before() -> None:
 
 
 def test_a_call_that_was_begun_while_the_engine_was_asked_excuses_nobody() -> None:
-    """The engine counts one: that is what was left, since our new call came after it had counted."""
+    """The engine counts one call: that is the abandoned one, since our new call came after the engine had counted."""
     pending = PendingStops(GRACE)
     mine = left(pending, "a", at=0.0)
     assert pending.observe(EngineStatus(1), asked_at=0.5, now=0.51, live=1, peak=1, unseen=1) == []
@@ -113,7 +113,7 @@ def test_a_call_that_was_begun_while_the_engine_was_asked_excuses_nobody() -> No
 
 
 def test_what_may_be_the_work_that_still_runs_is_not_let_go_for_want_of_proof() -> None:
-    """Three run and we have none, but the figures may be from when we had two: no zombie is proven yet."""
+    """Three calls run and we have none, but the figures may be from when we had two: no zombie is proven yet."""
     pending = PendingStops(GRACE, LAG)
     first = left(pending, "a", at=0.0)
     assert pending.observe(EngineStatus(3), 0.5, 0.5, live=2, peak=3) == []
@@ -185,8 +185,8 @@ class Work:
 
 
 class HealthyEngine(RuleBasedStateMachine):
-    """An engine that lets go of every call within the grace, with figures up to LAG seconds old: nobody may be convicted, and
-    nothing may be held for ever."""
+    """An engine that stops every call within the grace, with figures up to LAG seconds old: no call may count as a zombie,
+    and nothing may be held for ever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ def named(*calls: tuple[str, int], waiting: int = 0) -> EngineStatus:
 
 
 def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
-    """However many other calls come and go, and whoever else uses the engine."""
+    """This holds however many other calls come and go, and whoever else uses the engine."""
     pending = PendingStops(GRACE, shared=True)
     stays, goes = left(pending, "stays", at=0.0, tokens=5), left(pending, "goes", at=0.0)
     assert pending.observe(named(("stays", 6), ("goes", 1), ("x", 1)), 0.0, 0.1, 1, 9) == []  # asked before its end
@@ -308,7 +308,8 @@ def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
 
 
 def test_work_of_others_on_an_engine_that_names_its_calls_is_counted() -> None:
-    """Of four one is live and one has ended; of the other two, one may be a call that was there when the figures were made."""
+    """Of four calls, one is live and one has ended; of the other two, one may be a call that was there when the figures were
+    made."""
     pending = PendingStops(GRACE)
     left(pending, "ended", at=0.0)
     pending.observe(named(("ended", 1), ("a", 1), ("b", 1), ("c", 1)), 1.0, 1.0, live=1, peak=2)
@@ -323,7 +324,7 @@ def test_work_of_others_on_an_engine_that_names_its_calls_is_counted() -> None:
 
 
 def test_a_release_that_later_figures_belie_is_taken_back() -> None:
-    """It was released on figures that were too good; no other call can explain the work that still runs."""
+    """The figures at its release were too optimistic; no other call can explain the work that still runs."""
     pending = PendingStops(GRACE, LAG)
     mine = left(pending, "a", at=0.0)
     assert pending.observe(EngineStatus(0), 1.0, 1.0, live=0, peak=0) == [mine]

@@ -1,4 +1,4 @@
-"""When no call makes progress, and when that is to be expected."""
+"""When no call makes progress, and when that is normal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_it_counts_from_the_oldest_wait_or_from_the_last_thing_that_came() -> No
 
 
 def test_calls_that_gave_up_make_an_engine_no_livelier() -> None:
-    """Each waits five seconds and goes; another comes. Nothing ever came of one."""
+    """Each client waits five seconds and leaves, and another comes; no call ever makes progress."""
     still = Stillness()
     for second in range(100):
         still_s = still.look([Waiting(second - second % 5, 0.0)], -math.inf, float(second))

@@ -1,4 +1,4 @@
-"""What a stopped call still holds is released once, however often its engine is found to have stopped."""
+"""A stopped call releases what it still holds once, however often its engine is found to have stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hangup.gateway.stopping import Attempt, Stopping
 
 
 class World:
-    """One backend with one call on it, which was sent."""
+    """One backend with one call, which was sent."""
 
     def __init__(self) -> None:
         loop, log, limits = asyncio.get_running_loop(), Log("none", 8), LimitSettings()
@@ -42,7 +42,7 @@ class World:
 
 
 def test_a_stop_that_is_confirmed_twice_frees_its_place_once() -> None:
-    """A stale figure released it; a later one showed it running, and a third one gone."""
+    """A stale figure released the call; a later one showed it running, and a third one showed it gone."""
 
     async def run() -> None:
         world = World()
@@ -64,7 +64,7 @@ def test_a_stop_that_is_confirmed_twice_frees_its_place_once() -> None:
 
 
 def test_a_failed_attempt_holds_no_place() -> None:
-    """The call went elsewhere, and took its place along."""
+    """The call was retried elsewhere and took its place with it."""
 
     async def run() -> None:
         world = World()

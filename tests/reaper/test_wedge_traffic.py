@@ -1,4 +1,4 @@
-"""A wedge during traffic, work of a former gateway, and slots that have changed."""
+"""An engine wedges during traffic; work of an earlier gateway; and slots that have changed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def stream(gateway: Gateway, id: str) -> Client:
 
 
 def released(gateway: Gateway) -> float:
-    """Calls that were left and that the engine has shown to be gone."""
+    """Return the abandoned calls that the engine has shown to be gone."""
     names = [name for name in gateway.metrics() if name.startswith("hangup_releases_total") and "verified" in name]
     return sum(gateway.metrics()[name] for name in names)
 
@@ -64,7 +64,8 @@ def behave(port: int, **values: Any) -> None:
 
 @pytest.mark.parametrize("like", ["llamacpp", "vllm", "sglang", "lmdeploy", "tensorrt_llm", "llamacpp, silent"])
 def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: str, tmp_path: Path) -> None:
-    """The second seed with a call a second: every limit by default. Those that got into the wedged engine are told so."""
+    """A call arrives every second, and all limits have their defaults. Calls that reached the wedged engine get an error
+    that says so."""
     like, _, silent = like.partition(", ")  # an engine that is wedged may not even say what it runs
     command = f"{sys.executable} -m hangup standin --port {{port}} --like {like} --wedge --token-s 0.01 --slots 2"
     config = f'[[backend]]\nurl = "http://127.0.0.1:PORT"\nname = "own"\nspawn = "{command}"\n'
@@ -95,7 +96,7 @@ def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: 
 
 
 def test_a_call_that_moves_is_waited_for() -> None:
-    """A deaf engine is no wedged one: what its live calls get is not taken from them."""
+    """A deaf engine is not wedged: its live calls still get their answers."""
     with StandIn(deaf=True, slots=4, **SLOW) as engine:
         config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/true"\n'
         with Gateway(config=config, **QUICK, still_s=0.5) as gateway:
@@ -113,8 +114,8 @@ def test_a_call_that_moves_is_waited_for() -> None:
 
 @pytest.mark.parametrize(("has_head", "streams"), [(False, False), (True, False), (True, True)], ids=["sent", "head", "stream"])
 def test_a_call_that_has_not_begun_is_served_elsewhere(has_head: bool, streams: bool) -> None:
-    """It was sent to the wedged one before that was known. That the engine sent a head, and the client of a stream has it,
-    is no beginning."""
+    """It was sent to the engine before that was known to be wedged. A response head, even if the client has it, is not the
+    beginning of an answer."""
     with StandIn(wedge=True, slots=4, **SLOW) as stuck, StandIn(slots=4, **SLOW) as good:
         stuck.behave(ignore_stream=not has_head)
         config = "".join(
@@ -141,7 +142,7 @@ def test_a_call_that_has_not_begun_is_served_elsewhere(has_head: bool, streams: 
 
 
 def test_a_call_whose_client_has_a_part_of_the_answer_is_told() -> None:
-    """A second beginning behind the first would be no answer."""
+    """A second beginning after the first would not be a valid answer."""
     with StandIn(wedge=True, slots=4, **SLOW) as stuck, StandIn(slots=4, **SLOW) as good:
         config = "".join(
             f'[[backend]]\nurl = "{engine.url}"\nname = "{name}"\n' for engine, name in ((stuck, "stuck"), (good, "good"))
@@ -193,7 +194,7 @@ def test_an_engine_full_of_a_former_gateways_work_is_restarted(like: str, tmp_pa
 
 
 def test_another_clients_work_is_left_alone() -> None:
-    """The work appeared while we watched, so another client uses the engine without our knowing."""
+    """The work appeared while hangup watched, so another client uses the engine without hangup."""
     with StandIn(slots=4, **SLOW) as engine:
         config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/false"\n'
         with Gateway(config=config, **QUICK) as gateway, Client(("127.0.0.1", engine.port)) as other:
@@ -225,7 +226,7 @@ def test_an_engine_that_comes_back_with_fewer_slots_gets_no_calls_for_those_it_l
 
 
 class Vllm(BaseHTTPRequestHandler):
-    """Counts each text of an embeddings call as a request, and none of them as tokens: as vLLM does."""
+    """Counts each text of an embeddings call as a request, and none of them as tokens, as vLLM does."""
 
     protocol_version = "HTTP/1.1"
     running = 0
@@ -261,7 +262,8 @@ class Vllm(BaseHTTPRequestHandler):
 
 
 def test_embeddings_convict_no_healthy_engine() -> None:
-    """Neither of zombies, since the engine counts texts and not calls, nor of a wedge, since it counts no tokens for them."""
+    """There are neither zombies, although the engine counts texts and not calls, nor a wedge, although it counts no tokens
+    for them."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Vllm)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     settings: dict[str, Any] = {"release_grace_s": 0.3, "health_interval_s": 0.5, "wedge_s": 2.0}

@@ -1,4 +1,4 @@
-"""The engine model's accounting: time, tokens and slots add up."""
+"""The accounting of the engine model: time, tokens and slots add up."""
 
 from __future__ import annotations
 

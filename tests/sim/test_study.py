@@ -60,7 +60,7 @@ def test_one_tenant_cannot_starve_the_others() -> None:
 
 
 def test_a_burst_is_over_when_it_is_over() -> None:
-    """Half a minute after a burst of 5 × the goodput is what it was; without aborts it never comes back."""
+    """Half a minute after a burst of 5 times the load, the goodput is what it was; without aborts it never recovers."""
     load = replace(LOAD, arrivals=Arrivals(burst_from_s=200, burst_s=20, burst_by=5))
     rate = 0.9 * world.capacity(load, MODEL).output_s / load.mean_output
     after = {}
@@ -119,7 +119,7 @@ def test_the_real_configuration_decides(name: str) -> None:
 
 @pytest.mark.parametrize("slots", [16, 0])
 def test_jobs_fill_what_is_idle_and_clients_do_not_feel_it(slots: int) -> None:
-    """The first token comes as soon as without jobs, but for a tenth, at the median and in the tail."""
+    """The first token comes as soon as without jobs, within a tenth, at the median and in the tail."""
     load = replace(LOAD, crowd=ClientHabits(stream_share=1.0))
     for share in (0.3, 0.6, 0.9):
         settings = Settings(slots=slots)
@@ -137,7 +137,7 @@ def test_jobs_alone_fill_an_engine_whose_slots_nobody_has_told() -> None:
 
 
 def test_an_engine_that_reads_prompts_in_parallel_gets_every_call_from_a_cold_start() -> None:
-    """Unknown is not full, in virtual time: nobody waits and nobody is refused."""
+    """An unknown limit is not a full engine, in virtual time: no call waits and none is refused."""
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1000.0, parallel=True, step_per_call_s=0.0)
     load = Load([TraceRequest(0.0, 1000, 50)], ClientHabits(stream_share=1.0))
     result = world.run(load, model, policies.hangup(Settings()), rate=40, seconds=25, warm_s=0, seed=1)
@@ -152,7 +152,7 @@ def test_slow_readers_do_not_make_an_engine_look_slow() -> None:
 
 
 def test_images_are_no_evidence_that_an_engine_queues() -> None:
-    """Half of the calls take seconds longer than their text explains: to an engine with room for all, nobody is refused."""
+    """Half of the calls take seconds longer than their text explains; the engine has room for all, so none is refused."""
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1200.0, parallel=True, step_per_call_s=0.0)
     load = replace(LOAD, crowd=ClientHabits(images=0.5, first_token_s=60, whole_s=200))
     for seed in range(1, 9):

@@ -1,4 +1,4 @@
-"""Traces are read, and an error in one is reported with its line."""
+"""Reading traces; an error is reported with its line."""
 
 from __future__ import annotations
 

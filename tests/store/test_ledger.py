@@ -34,7 +34,7 @@ def make(path: Path | str = "", **options: Any) -> LedgerStore:
 
 
 def book(store: LedgerStore, tenant: str = "a", model: str = "m", reason: Reason = reasons.COMPLETED) -> None:
-    """A streamed call of 3 tokens in and 10 out, half a second of an engine that costs 0.5 a second."""
+    """Record a streamed call of 3 tokens in and 10 out, and half a second of an engine that costs 0.5 a second."""
     call = Call("id", 0.0)
     call.tenant, call.model, call.stream, call.tokens_in = tenant, model, True, 3
     call.received(0.0)
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
 
 class TestFailing:
     def test_a_file_that_is_locked_costs_nothing_but_time(self, tmp_path: Path) -> None:
-        """While it writes, and while it deletes: the thread survives, the failure is logged, and nothing is lost."""
+        """During a write and during a deletion: the thread survives, the failure is logged, and nothing is lost."""
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=0.05, log_event=lambda event, **fields: logged.append(event))
         store._db.execute("PRAGMA busy_timeout = 50")
@@ -147,7 +147,7 @@ class TestFailing:
         store.close()
 
     def test_numbers_that_no_database_takes(self) -> None:
-        """As an odd engine may report them; they break neither the thread nor other entries."""
+        """An odd engine may report them; they break neither the thread nor other entries."""
         store = make(flush_s=0.05)
         call = Call("id", 0.0)
         call.tokens_in = 2**64 - 1
@@ -198,8 +198,8 @@ while True:
 
 
 def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
-    """ledger_flush_s: entries come at no more than 2,000 a second and are written 20 times a second, so that some 100 may be
-    lost, and never the file."""
+    """ledger_flush_s: at most 2,000 entries a second are written 20 times a second, so about 100 may be lost, but never the
+    file."""
     path = tmp_path / "ledger.db"
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -252,7 +252,7 @@ def test_invented_models_displace_no_real_one() -> None:
 
 
 def test_invented_models_that_an_engine_answers_displace_real_ones_for_an_hour_at_most() -> None:
-    """llama-server answers to any name, so that being served does not tell them apart."""
+    """llama-server accepts any model name, so a served call does not prove that a model is real."""
     store = make(accounts_max=5000)
     for number in range(1000):
         book(store, model=f"invented-{number}")
@@ -266,7 +266,7 @@ def test_invented_models_that_an_engine_answers_displace_real_ones_for_an_hour_a
 
 
 def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
-    """Else all that follows would be written to a file that has no name."""
+    """Otherwise everything that follows would be written to a file without a name."""
     path, logged = tmp_path / "ledger.sqlite", []
     store = make(path, log_event=lambda event, **fields: logged.append(event))
     book(store, "before")
@@ -283,7 +283,7 @@ def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
 
 def test_what_could_not_be_rolled_back_is_not_booked_twice(tmp_path: Path) -> None:
     class Disk(sqlite3.Connection):
-        """Fails once, and cannot roll back then either: the transaction stays open."""
+        """Fails once, and then fails to roll back, too: the transaction stays open."""
 
         failing = True
 
@@ -325,7 +325,7 @@ def test_a_ledger_that_is_too_large_loses_its_oldest_minutes(tmp_path: Path) -> 
 
 
 def test_what_engines_count_is_deleted_with_the_calls_of_its_time(tmp_path: Path) -> None:
-    """Many backends fill the file with their counts: deleting calls alone would never be enough, and cost all of them."""
+    """Many backends fill the file with their counts: deleting only calls would delete all of them, and not be enough."""
     now = [60.0 * 1000]
     store = make(tmp_path / "ledger.sqlite", bytes_max=200_000, clock=lambda: now[0])
     for minute in range(1000, 1040):
@@ -344,7 +344,7 @@ def test_what_engines_count_is_deleted_with_the_calls_of_its_time(tmp_path: Path
 
 @pytest.mark.parametrize("wal_bytes_max", [4096, 10**9])
 def test_the_write_ahead_log_is_cut_after_a_checkpoint(tmp_path: Path, wal_bytes_max: int) -> None:
-    """wal_bytes_max, of both stores: one large transaction must not take its room on the disk for ever."""
+    """wal_bytes_max, for both stores: one large transaction must not take its disk space for ever."""
     opened = {
         "ledger": ledger._open(str(tmp_path / "ledger"), wal_bytes_max),
         "jobs": database._open(str(tmp_path / "jobs"), MIGRATIONS, wal_bytes_max),

@@ -1,4 +1,4 @@
-"""An `Admission` by itself, and what its actions say."""
+"""An `Admission` on its own, and what its actions say."""
 
 from __future__ import annotations
 

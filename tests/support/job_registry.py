@@ -1,4 +1,4 @@
-"""A `JobRegistry` by itself: its gateway is an object that records what it gets."""
+"""A `JobRegistry` on its own: its gateway is an object that records what it gets."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ REQUESTS: Any = [
 
 @contextmanager
 def at_provider(env: dict[str, str] | None = None, config: str = "", **settings: Any) -> Iterator[tuple[Gateway, Hosted]]:
-    """Looks are seldom, so that whatever the provider is asked has a cause; polls are quick."""
+    """Start a gateway whose regular polls are rare, so that every request to the provider has a cause; polls after a cancel
+    are fast."""
     quick = {"provider_look_s": 600, "provider_poll_s": 0.05, "provider_poll_max_s": 0.2, **settings}
     with Hosted() as hosted, Gateway(hosted.url, jobs="provider", config=config, env=env, **quick) as gateway:
         yield gateway, hosted

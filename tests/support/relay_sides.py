@@ -57,7 +57,7 @@ def chat(delta: Json, finish: str | None = None, **more: Any) -> bytes:
 
 
 def spaced(event: bytes) -> bytes:
-    """As Python's json writes it."""
+    """Encode as Python's json does."""
     return b"data: " + json.dumps(json.loads(event[6:])).encode() + b"\n\n"
 
 
