@@ -17,7 +17,6 @@ from typing import Any
 from bench import targets
 from hangup.probe import CASES, ProbeOptions, Ruling, run_probe
 from hangup.probe.budget import ProbeBudget
-from hangup.probe.verdict import VAGUE
 
 HOGS = 1 + (os.cpu_count() or 1) // 2  # processes that do nothing but keep a CPU busy
 AT_ONCE = 8  # probes, each with an engine of its own
@@ -116,7 +115,7 @@ async def _probe(known: Known, like: str, found: Calibration) -> None:
         await asyncio.to_thread(start.__exit__, None, None, None)
     for result in report.results:
         ruling, expected = result.judgement.ruling, known.expected[result.case.name]
-        is_missed = ruling is Ruling.UNTOLD or any(note.startswith(VAGUE) for note in result.judgement.notes)
+        is_missed = ruling is Ruling.UNTOLD or result.judgement.is_vague
         found.verdicts += 1
         found.missed += is_missed
         found.by_engine.setdefault(known.name, Counter())["cannot be told" if is_missed else ruling.value] += 1

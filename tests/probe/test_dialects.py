@@ -110,6 +110,7 @@ EVENTS = {
     "ollama": b'{"response":"a","done":false}',
     "llamacpp": b'data: {"content":"a","stop":false}',
     "tgi": b'data: {"token":{"text":"a"}}',
+    "openai-responses": b'data: {"type":"response.output_text.delta","delta":"a"}',
 }
 
 

@@ -20,9 +20,10 @@ from hangup.probe.matrix import read_matrix
 from hangup.probe.pytest_plugin import Prober
 from hangup.probe.render.badge import badge
 from hangup.probe.render.junit import junit
-from hangup.probe.render.markdown import markdown
+from hangup.probe.render.markdown import brief, markdown
 from hangup.probe.render.page import page
 from hangup.probe.report import Traffic
+from hangup.probe.verdict import VAGUE
 from support.processes import StandIn
 
 ODD = 'a | "b" <script>alert(1)</script> [x](y)\n'
@@ -56,12 +57,17 @@ def report(*judgements: Judgement, **fields: object) -> ProbeReport:
 
 
 def test_the_sentence() -> None:
-    assert sentence(report(STOPPED, STOPPED)).startswith("http://h:1 stops in all 2 cases that could be told, within 0.2 s.")
+    assert sentence(report(STOPPED, STOPPED)).startswith("http://h:1 stops in all 2 cases that could be told, within 0.25 s.")
     said = sentence(report(STOPPED, NEVER, UNTOLD), Traffic(1000, 2.0))
     assert "stops in 1 of 2 cases; 1 × never stopped. A client that leaves costs 105 tokens on average" in said
     assert "At 1,000 departures a day that is 105,000 tokens for nobody, 0.21 a day at 2 per million." in said
     assert sentence(report(UNTOLD)).startswith("Nothing can be said")
     assert "1 × broke" in sentence(report(STOPPED, BROKE))
+
+
+def test_a_stop_that_may_be_late_has_its_tick_in_brackets() -> None:
+    vague = replace(STOPPED, stopped_s=1.37).with_note(f"{VAGUE} 1 s")
+    assert brief(vague) == "(✓) 1.37 s" and brief(STOPPED) == "✓ 0.25 s"
 
 
 def test_names_from_outside_cannot_break_a_report() -> None:

@@ -16,6 +16,7 @@ from hangup.probe.cases import CASES
 from hangup.probe.dialects import DIALECTS
 from hangup.probe.echo import QuietTimes
 from hangup.probe.endpoint import parse
+from hangup.probe.figures import SOURCES
 from hangup.probe.meet import Speed
 from hangup.probe.session import ProbeOptions, ProbeSession
 from hangup.probe.stage import Stage, Unplayable
@@ -113,7 +114,7 @@ def test_a_search_for_slots_that_is_cut_short_leaves_nothing() -> None:
     async def story(caller: Caller, stage: Stage) -> None:
         options = ProbeOptions(caller.endpoint.url, clients=8, budget=caller.budget)
         session = ProbeSession(options, caller, caller, "", lambda *_: None)
-        session._stage, session._watch = stage, cast(Any, SimpleNamespace(until_idle=until_idle))
+        session._stage, session._watch = stage, cast(Any, SimpleNamespace(until_idle=until_idle, source=SOURCES[0]))
         assert await session._find_slots() == 0
 
     play(Engine(_STREAM), ProbeBudget(calls_max=5), story)

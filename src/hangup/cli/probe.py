@@ -42,7 +42,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("url", nargs="?", metavar="URL", help="URL of the endpoint")
     parser.add_argument("--model", default="", metavar="NAME", help="model to ask for (default: the first one listed)")
     parser.add_argument(
-        "--api", default="", metavar="NAME", help="openai, anthropic, ollama, llamacpp, tgi (default: find out)"
+        "--api",
+        default="",
+        metavar="NAME",
+        help="openai, anthropic, ollama, llamacpp, tgi, openai-completions, openai-responses (default: find out)",
     )
     parser.add_argument("--api-key-env", default="", metavar="NAME", help="environment variable that holds the API key")
     parser.add_argument(

@@ -24,6 +24,7 @@ class EngineProfile:
     server = "hangup-standin"
     owner = "hangup"
     id_field = ""  # the body field with the call's id, used instead of the header
+    id_prefix = ""  # of the id in the header X-Generation-Id; empty: there is no such header
     connection_poll_s = 0.0  # how often it checks its connections; 0: it notices a hangup at once
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
@@ -35,6 +36,10 @@ class EngineProfile:
         stats = engine.stats()
         names = {"tokens_total": "tokens", "running": "running", "waiting": "waiting"}
         return _text(*(f"standin_{name} {stats[count]}" for name, count in names.items()))
+
+    def usage(self, id: str, engine: FakeEngine) -> Page | None:
+        """Return the answer to a GET of one call's usage."""
+        return None
 
     def abort(self, path: str, value: Any, engine: FakeEngine) -> Page | None:
         """Carry out a POST that aborts, and return its answer."""
@@ -57,6 +62,21 @@ class OpenAIProfile(EngineProfile):
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
         return None
+
+
+class OpenRouterProfile(OpenAIProfile):
+    """A hosted API that reports nothing but the usage of single calls, afterwards: GET /v1/generation?id=…"""
+
+    name = "openrouter"
+    server = "cloudflare"
+    id_prefix = "gen-"
+
+    def usage(self, id: str, engine: FakeEngine) -> Page | None:
+        past = next((past for past in engine.past if self.id_prefix + past.id == id), None)
+        if past is None:
+            return 404, _JSON, b'{"error":{"message":"Generation not found","code":404}}'
+        counts = {"tokens_completion": past.tokens, "native_tokens_completion": past.tokens}
+        return _json({"data": {"id": id, "cancelled": past.ended == "aborted", "streamed": True, **counts}})
 
 
 class VllmProfile(EngineProfile):
@@ -226,6 +246,7 @@ PROFILES: dict[str, EngineProfile] = {
     for profile in (
         EngineProfile(),
         OpenAIProfile(),
+        OpenRouterProfile(),
         VllmProfile(),
         SglangProfile(),
         TgiProfile(),

@@ -113,13 +113,16 @@ class FakeEngineConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         method = self._parser.get_method().decode("ascii")
-        path = self._target.partition(b"?")[0].decode("latin-1")
+        path, _, query = self._target.decode("latin-1").partition("?")
         headers, body = self._headers, b"".join(self._body)
         self._reset()
         if not path.startswith("/standin/") and path not in ("/health", "/metrics"):
             self._standin.remember(method, path, headers, body)
         try:
-            self._handle(method, path, headers, body)
+            if path == "/v1/generation" and (page := self._profile.usage(query.removeprefix("id="), self._engine)):
+                self._send(*page)
+            else:
+                self._handle(method, path, headers, body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             self._answer(400, {"error": {"message": f"bad request: {error}", "type": "invalid_request_error"}})
 
@@ -245,8 +248,10 @@ class FakeEngineConnection(asyncio.Protocol):
             self._work = None
             self._refuse()
         elif response.stream:
-            head = b"HTTP/1.1 200 OK\r\nserver: %b\r\n%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
-            self.transport.write(head % (self._profile.server.encode(), self._cors(), response.content_type))
+            head = b"HTTP/1.1 200 OK\r\nserver: %b\r\n%b%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+            prefix = self._profile.id_prefix
+            id_line = f"x-generation-id: {prefix}{id}\r\n".encode() if prefix else b""
+            self.transport.write(head % (self._profile.server.encode(), self._cors(), id_line, response.content_type))
 
     def _refuse(self) -> None:
         status, retry_after_s = self._engine.behaviour.full_status, self._engine.behaviour.retry_after_s

@@ -1,7 +1,7 @@
 """`hangup probe`: finds out what an endpoint does when its clients hang up, from outside.
 
-`cases` are the departures; `verdict` and `echo` decide, as pure functions; `connection`, `caller`, `stage` and `watch` do the
-I/O; `by_figures` and `by_echo` play one case; `session` is the whole. It needs no other package.
+`cases` are the departures; `verdict`, `echo` and `usage` decide, as pure functions; `connection`, `caller`, `stage` and `watch`
+do the I/O; `by_figures`, `by_echo` and `by_usage` play one case; `session` is the whole. It needs no other package.
 """
 
 from hangup.probe.cases import CASES, Case, Company, Departure, Moment

@@ -28,4 +28,7 @@ class ProbeBudget:
 
     def check_time(self, elapsed_s: float) -> None:
         if elapsed_s >= self.seconds_max:
-            raise BudgetSpent(f"the budget of {self.seconds_max:g} s (--max-seconds)")
+            raise self.out_of_time()
+
+    def out_of_time(self) -> BudgetSpent:
+        return BudgetSpent(f"the budget of {self.seconds_max:g} s (--max-seconds)")

@@ -111,20 +111,42 @@ async def find_slots(caller: Caller, stage: Stage, quiet: QuietTimes, clients: i
     """Add live streams one by one until one more call has to wait; return how many there were, or 0 if none has to."""
     holders: list[ProbeConnection] = []
     try:
-        for _ in range(clients):
-            holders += await stage.hold(1, stage.tokens * _SEARCH_LENGTH)
-            left = stage.tokens * _SEARCH_LENGTH - holders[0].events * stage.speed.tokens_per_event
-            remaining_s = left / _rate(holders, stage.speed.rate)
-            if remaining_s < stage.answer_s / 2:
-                return 0
-            canary_s = await first_token_time(caller, timeout_s=remaining_s * 3 + 30)
-            if canary_s is not None and saturates(EchoTrial(canary_s, remaining_s), quiet):
-                return len(holders)
-        return 0
-    finally:
+        slots = await _count_holders(caller, stage, quiet, clients, holders)
         for holder in holders:  # they end by themselves: an abandoned one could be taken for a live one later
             await holder.until_end(stage.answer_s * _SEARCH_LENGTH * 3)
+        return slots
+    finally:
+        for holder in holders:
             holder.close()
+
+
+async def is_held_back(caller: Caller, stage: Stage, quiet: QuietTimes, slots: int) -> bool:
+    """Hold all slots with live streams; return whether another call then waits until one of them ends."""
+    holders = await stage.hold(slots)
+    try:
+        clock = _StreamClock(holders, stage.speed.tokens_per_event)
+        left = stage.tokens - max(holder.events for holder in holders) * stage.speed.tokens_per_event
+        canary_s = await first_token_time(caller, timeout_s=stage.answer_s * 3 + 30)
+        remaining_s = clock.duration_s(round(left)) or left / stage.speed.rate
+        for holder in holders:  # they end by themselves: nobody has left yet
+            await holder.until_end(stage.answer_s * 3)
+    finally:
+        for holder in holders:
+            holder.close()
+    return canary_s is not None and saturates(EchoTrial(canary_s, remaining_s), quiet)
+
+
+async def _count_holders(caller: Caller, stage: Stage, quiet: QuietTimes, clients: int, holders: list[ProbeConnection]) -> int:
+    for _ in range(clients):
+        holders += await stage.hold(1, stage.tokens * _SEARCH_LENGTH)
+        left = stage.tokens * _SEARCH_LENGTH - holders[0].events * stage.speed.tokens_per_event
+        remaining_s = left / _rate(holders, stage.speed.rate)
+        if remaining_s < stage.answer_s / 2:
+            return 0
+        canary_s = await first_token_time(caller, timeout_s=remaining_s * 3 + 30)
+        if canary_s is not None and saturates(EchoTrial(canary_s, remaining_s), quiet):
+            return len(holders)
+    return 0
 
 
 def _rate(live: list[ProbeConnection], usual: float) -> float:

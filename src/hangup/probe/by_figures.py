@@ -16,6 +16,10 @@ _SETTLE_S = 0.4
 _FIRST_PAUSE_S = 0.01  # the first looks come quickly, for a close bound
 _UNSEEN_SETTLE_S = 2.5  # figures that never showed the call may simply be old
 _UPLOAD_SETTLE_S = 1.0
+_FELT = (Departure.FIN, Departure.RST)
+# An engine that looks after silent clients only in a second without questions: leave well after the last one, so that this
+# second is not made longer, and ask again just before a stop would be late.
+_AFTER_LOOK, _BEFORE_LATE = 0.4, 0.9
 
 
 class FiguresTrial:
@@ -44,6 +48,8 @@ class FiguresTrial:
     async def _leave_and_watch(self, scene: Scene, first: StatusLook) -> Judgement:
         before = await self._watch.look()
         seen = before is not None and before.status.work - scene.live_now >= len(scene.leavers)
+        if scene.case.moment is Moment.WHOLE and self._watch.is_shy:
+            await asyncio.sleep(self._watch.source.silent_pace_s * _AFTER_LOOK)
         left = [self._stage.remaining(scene.case, call) for call in scene.leavers]
         computed = sum(self._computed(scene, tokens) for tokens in left)
         left_at = time.monotonic()
@@ -96,15 +102,16 @@ class FiguresTrial:
         """Ask until the engine has been idle for `settle_s`, or for long after the answers' own end."""
         source, looks = self._watch.source, list[Look]()
         is_silent = (
-            scene.case.moment in (Moment.WHOLE, Moment.PREFILL, Moment.QUEUE) or scene.case.departure is not Departure.FIN
+            scene.case.moment in (Moment.WHOLE, Moment.PREFILL, Moment.QUEUE)
+            or scene.case.departure not in _FELT  # the next token that is written tells of those
         )
         pace_s = source.silent_pace_s if is_silent else source.pace_s
         limit_s = remaining_s * 1.5 + 4.0 + source.lag_s
         idle_since: float | None = None
-        pause_s = pace_s if source.silent_pace_s > source.pace_s else _FIRST_PAUSE_S
+        pause_s = min(pace_s, self._within_s * _BEFORE_LATE) if is_silent and self._watch.is_shy else _FIRST_PAUSE_S
         while True:
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, pace_s)
+            pause_s = pace_s if is_silent and self._watch.is_shy else min(pause_s * 1.5, pace_s)
             found = await self._watch.look()
             now = time.monotonic() - left_at
             if found is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hangup import __version__
 from hangup.probe.budget import ProbeBudget
-from hangup.probe.connection import ProbeConnection
+from hangup.probe.connection import ProbeConnection, tls_reason
 from hangup.probe.dialects import Dialect, Wish
 from hangup.probe.endpoint import Endpoint, ProbeError
 from hangup.probe.wire import request_head
@@ -21,6 +21,7 @@ CONNECT_S = 10.0
 _STALLED_BUFFER_BYTES = 4096
 _TASK = "Count upwards from 1, one number per line, and never stop."
 _LONG_WORDS = 1500
+_NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # what answered is not TLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Caller:
         self.dialect: Dialect = Dialect()
         self.model = ""
         self.extra_fields = True
+        self.newer_limit = False
         self._addresses = addresses
         self._key = key
         self._tls: ssl.SSLContext | None = None
@@ -97,7 +99,7 @@ class Caller:
         nonce = uuid.uuid4().hex
         padding = f"{nonce[:4]} " * _LONG_WORDS if kind.long_prompt else ""
         prompt = f"{nonce[:8]}: {padding}{_TASK}"  # each its own, so that no cache answers
-        wish = Wish(self.model, prompt, kind.tokens, kind.stream, self.extra_fields)
+        wish = Wish(self.model, prompt, kind.tokens, kind.stream, self.extra_fields, self.newer_limit)
         body = json.dumps(self.dialect.body(wish)).encode()
         return self._head("POST", self.dialect.target(kind.stream), len(body), f"probe-{nonce[:12]}"), body
 
@@ -152,7 +154,8 @@ def tls_context(ca_file: str, *, insecure: bool) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
     except (OSError, ssl.SSLError) as error:
-        raise ProbeError(f"--ca-file {ca_file}: {error.strerror or error}") from None
+        what = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ProbeError(f"--ca-file {ca_file}: {what}") from None
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -165,6 +168,8 @@ def connect_problem(endpoint: Endpoint, error: Exception) -> ProbeError:
     match error:
         case ssl.SSLCertVerificationError():
             return ProbeError(f"{where}: its certificate is not trusted ({error.verify_message}); see --ca-file and --insecure")
+        case ssl.SSLError() if error.reason not in _NO_TLS:
+            return ProbeError(f"{where}: TLS failed: {tls_reason(error)}")
         case ssl.SSLError():
             return ProbeError(f"{where} does not speak TLS; try {endpoint.url.replace('https', 'http', 1)}")
         case ConnectionRefusedError():

@@ -7,19 +7,22 @@ import contextlib
 import ctypes
 import json
 import socket
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from hangup.errors import WireError
 from hangup.probe.cases import Departure
 from hangup.probe.dialects import Dialect, error_of, event_of
+from hangup.probe.usage import id_in_event, id_in_headers
 from hangup.probe.wire import AnswerParser, LineSplitter
 
 _SO_ATTACH_FILTER = 26  # Linux
 _BODY_BYTES_MAX = 4 * 1024 * 1024
+CUT = "the connection was closed before the answer's end"
 CAN_VANISH = sys.platform == "linux"
 
 
@@ -45,6 +48,7 @@ class ProbeConnection(asyncio.Protocol):
         self.last_token_at: float | None = None
         self.events = 0  # with text: one for each token, mostly
         self.usage: int | None = None  # tokens of the answer, if it reports them
+        self._id = ""
         self.body = b""
 
     # What came
@@ -60,6 +64,11 @@ class ProbeConnection(asyncio.Protocol):
     @property
     def done(self) -> bool:
         return self._parser.done
+
+    @property
+    def record_id(self) -> str:
+        """The id under which the API files this call, if it has told one."""
+        return id_in_headers(self.headers) or self._id
 
     @property
     def ended(self) -> bool:
@@ -78,7 +87,7 @@ class ProbeConnection(asyncio.Protocol):
         if self.status and self.status != 200:
             return f"HTTP {self.status}: {error_of(self.body)}"
         if self.lost and not self.done:
-            return "the connection was closed before the answer's end"
+            return CUT
         return ""
 
     # What to do
@@ -150,7 +159,7 @@ class ProbeConnection(asyncio.Protocol):
             return
         if self._stream and self.status == 200:
             for line in self._lines.feed(body):
-                self._read(event_of(line))
+                self._read(line)
         elif len(self.body) <= _BODY_BYTES_MAX:
             self.body += body
         if self.done:
@@ -163,13 +172,17 @@ class ProbeConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        if isinstance(exc, ssl.SSLError) and not self.done:
+            self.failure = self.failure or f"TLS failed: {tls_reason(exc)}"
         self._parser.close()
         self._notify()
 
-    def _read(self, event: dict[str, Any] | None) -> None:
+    def _read(self, line: bytes) -> None:
+        event = event_of(line)
         if event is None:
             return
-        if "error" in event and not self.failure:
+        self._id = self._id or id_in_event(line, event)
+        if event.get("error") and not self.failure:
             self.failure = f"the stream reports an error: {error_of(json.dumps(event).encode())}"
         if self._dialect.text(event):
             self.last_token_at = time.monotonic()
@@ -181,7 +194,7 @@ class ProbeConnection(asyncio.Protocol):
 
     def _read_end(self) -> None:
         if self._stream:
-            self._read(event_of(self._lines.end()))
+            self._read(self._lines.end())
         elif self.status == 200:
             event = event_of(self.body)
             if event is not None:
@@ -190,3 +203,8 @@ class ProbeConnection(asyncio.Protocol):
     def _notify(self) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """Return what OpenSSL says, in words."""
+    return (error.reason or error.strerror or "the handshake failed").replace("_", " ").lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ class Wish:
     tokens: int
     stream: bool
     extra: bool = True  # also send the fields that make engines write on to the maximum; strict APIs refuse them
+    newer: bool = False  # limit the tokens by the field that newer models of OpenAI want
 
 
 class Dialect:
@@ -57,7 +59,8 @@ class ChatDialect(Dialect):
 
     def body(self, wish: Wish) -> Json:
         messages = [{"role": "user", "content": wish.prompt}]
-        fields: Json = {"messages": messages, "max_tokens": wish.tokens, "temperature": 1, "stream": wish.stream}
+        limit = "max_completion_tokens" if wish.newer else "max_tokens"
+        fields: Json = {"messages": messages, limit: wish.tokens, "temperature": 1, "stream": wish.stream}
         return _with_model(wish, fields) | ({"ignore_eos": True} if wish.extra else {})
 
     def text(self, event: Json) -> str:
@@ -96,6 +99,31 @@ class MessagesDialect(Dialect):
 
     def is_answer(self, answer: Json) -> bool:
         return answer.get("type") == "message"
+
+
+class ResponsesDialect(Dialect):
+    """OpenAI's Responses API. Answers are stored, so that their usage can be asked for afterwards."""
+
+    name = "openai-responses"
+    path = "/v1/responses"
+
+    def body(self, wish: Wish) -> Json:
+        fields: Json = {"input": wish.prompt, "max_output_tokens": wish.tokens, "stream": wish.stream, "store": True}
+        return _with_model(wish, fields) | ({"ignore_eos": True} if wish.extra else {})
+
+    def text(self, event: Json) -> str:
+        if event.get("type") in ("response.output_text.delta", "response.reasoning_text.delta"):
+            return _text(event.get("delta"))
+        items = _rows(event.get("output"))
+        return "".join(_text(part.get("text")) for item in items for part in _rows(item.get("content")))
+
+    def tokens(self, answer: Json) -> int | None:
+        whole = answer.get("response") if isinstance(answer.get("response"), dict) else answer
+        usage = whole.get("usage") if isinstance(whole, dict) else None
+        return _count(usage.get("output_tokens")) if isinstance(usage, dict) else None
+
+    def is_answer(self, answer: Json) -> bool:
+        return answer.get("object") == "response"
 
 
 class OllamaDialect(Dialect):
@@ -164,6 +192,7 @@ DIALECTS: dict[str, Dialect] = {
         LlamaCppDialect(),
         TgiDialect(),
         CompletionsDialect(),
+        ResponsesDialect(),
     )
 }
 
@@ -185,7 +214,8 @@ def error_of(body: bytes) -> str:
     try:
         value = json.loads(body)
     except ValueError:
-        value = None
+        title = re.search(rb"<title>([^<]*)", body, re.I)  # a page for people
+        value = title[1].decode("utf-8", "replace") if title else None
     for name in ("error", "detail", "message", "object"):
         value = value[name] if isinstance(value, dict) and name in value else value
     text = value if isinstance(value, str) else body.decode("utf-8", "replace") if value is None else json.dumps(value)

@@ -98,9 +98,9 @@ def judge_echo(trials: Sequence[EchoTrial], quiet: QuietTimes, within_s: float, 
     late = [trial for trial in trials if echo_of(trial, quiet.middle) is Echo.BUSY]
     excesses = [max(trial.canary_s - quiet.middle, 0.0) for trial in trials]
     if best == "stops":
-        stopped_s = median(excesses)
-        ruling = Ruling.LATE if stopped_s - quiet.spread > within_s else Ruling.STOPPED
-        return Judgement(ruling, said, len(trials), 0, stopped_s, round(sum(excesses) * rate), confidence=probability)
+        ruling = Ruling.LATE if median(excesses) - quiet.spread > within_s else Ruling.STOPPED
+        bound_s = median(trial.canary_s for trial in trials) - min(quiet.times)  # the canary may have been a quick one
+        return Judgement(ruling, said, len(trials), 0, max(bound_s, 0.0), round(sum(excesses) * rate), confidence=probability)
     ran_on = len(trials) if best == "never" else max(len(late), 1)
     burnt = round(sum(trial.remaining_s for trial in late) * rate)
     ruling = Ruling.NEVER if best == "never" else Ruling.PARTLY

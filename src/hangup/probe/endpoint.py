@@ -81,7 +81,7 @@ def parse(url: str) -> Endpoint:
     """Parse an endpoint's URL; what follows the base (`/v1`, `/v1/chat/completions`) may be given or not."""
     parts = _split(url)
     path = parts.path.rstrip("/")
-    for end in ("/chat/completions", "/completions", "/messages"):
+    for end in ("/chat/completions", "/completions", "/messages", "/responses"):
         path = path.removesuffix(end)
     return _endpoint(url, parts, path.removesuffix("/v1"))
 

@@ -6,13 +6,14 @@ import json
 from dataclasses import dataclass
 
 from hangup.probe.caller import Caller, CallKind, connect_problem
-from hangup.probe.connection import ProbeConnection
+from hangup.probe.connection import CUT, ProbeConnection
 from hangup.probe.dialects import DIALECTS, Dialect, error_of, event_of
 from hangup.probe.endpoint import ProbeError
 
 ANSWER_S = 120.0  # how long the first call may take: an engine may have to load its model
 _TRY_TOKENS = 2
 _SPEED_TOKENS = 48
+_NEWER_LIMIT = "max_completion_tokens"  # newer models of OpenAI refuse max_tokens, and name this instead
 _LISTED = 5  # models that an error names
 
 
@@ -53,14 +54,18 @@ async def meet(caller: Caller, api: str, model: str) -> None:
             return
         refused.append(f"{dialect.path}: {problem}")
     if not any(": HTTP " in line for line in refused):
-        raise ProbeError(f"{caller.endpoint.url} is no LLM endpoint: {refused[0]}")
+        hint = "" if caller.endpoint.tls or not refused[0].endswith(CUT) else "; does it want https://?"
+        raise ProbeError(f"{caller.endpoint.url} is no LLM endpoint: {refused[0]}{hint}")
     raise ProbeError(f"{caller.endpoint.url} answers none of the known APIs ({'; '.join(refused[:2])}); see --api and --model")
 
 
 async def _try(caller: Caller, dialect: Dialect, listed: list[str]) -> str:
     """Return an empty string if the endpoint answers this API, otherwise what it says."""
-    for extra in (True, False):
-        caller.extra_fields = extra
+    problem = ""
+    for extra, newer in ((True, False), (False, False), (False, True)):
+        if newer and _NEWER_LIMIT not in problem:
+            break
+        caller.extra_fields, caller.newer_limit = extra, newer
         call = await caller.start(CallKind(_TRY_TOKENS, stream=False))
         try:
             await call.until_end(ANSWER_S)
@@ -70,9 +75,11 @@ async def _try(caller: Caller, dialect: Dialect, listed: list[str]) -> str:
                 return ""
             if call.status in (429, 503):
                 raise ProbeError(f"{caller.endpoint.url} refuses calls now: {call.refused}")
-            if call.status in (400, 404) and "model" in error_of(call.body).lower() and (caller.model or dialect.needs_model):
-                raise _no_model(caller, call, listed)
             problem = call.refused or "the answer is none of this API"
+            if _blames_model(call) and (caller.model or dialect.needs_model):
+                raise _no_model(caller, call, listed)
+            if 300 <= call.status < 400:
+                raise ProbeError(f"{caller.endpoint.url} redirects to {call.headers.get('location', 'nowhere')}: give that URL")
             if not call.status and not call.failure and not call.lost:
                 raise ProbeError(f"{caller.endpoint.url} did not answer {dialect.path} within {ANSWER_S:g} s")
             if call.status not in (400, 422):
@@ -80,6 +87,11 @@ async def _try(caller: Caller, dialect: Dialect, listed: list[str]) -> str:
         finally:
             call.close()
     return problem
+
+
+def _blames_model(call: ProbeConnection) -> bool:
+    said = error_of(call.body).lower()
+    return call.status in (400, 404) and "model" in said and _NEWER_LIMIT not in said
 
 
 def _no_model(caller: Caller, call: ProbeConnection, listed: list[str]) -> ProbeError:
@@ -121,6 +133,8 @@ async def measure_speed(caller: Caller) -> Speed:
     call = await caller.start(CallKind(_SPEED_TOKENS))
     try:
         await call.until_end(ANSWER_S)
+        if call.first_token_at is not None and not call.ended:
+            raise ProbeError(f"{caller.endpoint.url}: an answer of {_SPEED_TOKENS} tokens stalled after {call.events}")
         if call.refused or call.first_token_at is None or call.last_token_at is None:
             raise ProbeError(f"{caller.endpoint.url} answers, but not as a stream: {call.refused or 'there is no text in it'}")
         if call.events < 4:

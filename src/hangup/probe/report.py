@@ -101,7 +101,8 @@ def sentence(report: ProbeReport, traffic: Traffic | None = None) -> str:
         text = f"{report.title} stops in {counts[Ruling.STOPPED]} of {total} cases; {', '.join(parts)}."
     burnt = report.burnt_per_departure
     if burnt is not None:
-        text += f" A client that leaves costs {burnt:.0f} tokens on average, of answers of {report.answer_tokens}."
+        tokens = f"{burnt:.0f}" if burnt >= 10 else f"{burnt:.1f}"
+        text += f" A client that leaves costs {tokens} tokens on average, of answers of {report.answer_tokens}."
     if burnt is not None and traffic is not None and traffic.departures_a_day:
         a_day = burnt * traffic.departures_a_day
         money = f", {a_day * traffic.price / 1e6:,.2f} a day at {traffic.price:g} per million" if traffic.price else ""
@@ -111,7 +112,7 @@ def sentence(report: ProbeReport, traffic: Traffic | None = None) -> str:
 
 def _worst(report: ProbeReport) -> str:
     times = [result.judgement.stopped_s for result in report.counted if result.judgement.stopped_s is not None]
-    return f", within {max(times):.1f} s" if times else ""
+    return f", within {max(times):.2f} s" if times else ""
 
 
 def outcome(judgement: Judgement) -> str:

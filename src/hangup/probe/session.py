@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from hangup import __version__
 from hangup.probe.budget import BudgetSpent, ProbeBudget
-from hangup.probe.by_echo import EchoTrials, find_slots
+from hangup.probe.by_echo import EchoTrials, find_slots, is_held_back
 from hangup.probe.by_figures import FiguresTrial
+from hangup.probe.by_usage import UsageRecords, UsageTrial, find_records
 from hangup.probe.caller import Caller, CallKind, connect_problem, resolve, tls_context
 from hangup.probe.cases import CASES, Case, Company, Moment
 from hangup.probe.connection import ProbeConnection
@@ -20,9 +24,11 @@ from hangup.probe.endpoint import Endpoint, ProbeError, is_near, parse, parse_pa
 from hangup.probe.meet import ANSWER_S, Speed, faster, first_token_time, measure_speed, meet
 from hangup.probe.report import CaseResult, ProbeReport
 from hangup.probe.stage import Scene, Stage, Unplayable
-from hangup.probe.verdict import Judgement, untold
+from hangup.probe.usage import USAGE
+from hangup.probe.verdict import Judgement, Ruling, untold
 from hangup.probe.watch import EngineWatch, find_figures, find_version
 
+_CROWD_S = 1.5  # how long the calls shall run whose slots are counted
 _REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be told from its own end
 _QUIET_WITH_FIGURES = 5
 _SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
@@ -30,6 +36,7 @@ _GROWTH = 1.5  # of memory or descriptors of the engine's process
 _DESCRIPTORS_SPARE = 8
 
 Progress = Callable[[str, Case | None, Judgement | None], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,7 @@ class ProbeSession:
         self._page = page
         self._progress = progress
         self._watch: EngineWatch | None = None
+        self._records: UsageRecords | None = None
         self._notes: list[str] = []
         self._results: list[CaseResult] = []
         self._is_dead = False
@@ -105,24 +113,22 @@ class ProbeSession:
         began_at = time.monotonic()
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         self._say("asks the endpoint what it is")
-        await meet(self._caller, self._options.api, self._options.model)
-        self._say(f"{self._caller.dialect.name} API, model {self._caller.model or '(default)'}; measures its speed")
-        speed = await measure_speed(self._caller)
-        self._watch = await find_figures(self._engine_caller, self._page)
-        await self._prepare(speed)
-        upkeep = await self._watch.upkeep() if self._watch is not None else (None, None)
+        upkeep = await self._in_time(self._get_ready())
         for case in self._options.cases:
             self._progress("", case, None)
             judgement = await self._judged(case)
             self._results.append(CaseResult(case, judgement))
             self._progress("", case, judgement)
-        await self._check_growth(upkeep)
+        version = ""
+        with contextlib.suppress(BudgetSpent):
+            await self._in_time(self._check_growth(upkeep))
+            version = await self._in_time(self._version())
         budget = self._options.budget
         return ProbeReport(
             url=self._caller.endpoint.url,
             api=self._caller.dialect.name,
             model=self._caller.model,
-            version=await self._version(),
+            version=version,
             date=date,
             command=self._options.command,
             hangup_version=__version__,
@@ -142,7 +148,31 @@ class ProbeSession:
     def _say(self, text: str) -> None:
         self._progress(text, None, None)
 
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work within what is left of the seconds; raise `BudgetSpent` if it takes longer."""
+        budget = self._options.budget
+        try:
+            async with asyncio.timeout(max(budget.seconds_max - self._elapsed_s, 0.0)) as limit:
+                return await work
+        except TimeoutError:
+            if limit.expired():
+                raise budget.out_of_time() from None
+            raise
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._caller.began_at
+
     # Before the cases
+
+    async def _get_ready(self) -> tuple[float | None, float | None]:
+        """Meet the endpoint and prepare everything; return the memory and the descriptors of the engine's process."""
+        await meet(self._caller, self._options.api, self._options.model)
+        self._say(f"{self._caller.dialect.name} API, model {self._caller.model or '(default)'}; measures its speed")
+        speed = await measure_speed(self._caller)
+        self._watch = await find_figures(self._engine_caller, self._page)
+        await self._prepare(speed)
+        return await self._watch.upkeep() if self._watch is not None else (None, None)
 
     async def _prepare(self, speed: Speed) -> None:
         """Measure what is undisturbed, and find the evidence that verdicts can be based on."""
@@ -157,6 +187,9 @@ class ProbeSession:
         if not self._slots:
             self._say("looks for the number of its slots")
             self._slots = await self._find_slots()
+        if self._watch is None and self._slots and not await self._holds_back():
+            self._notes.append(f"{self._slots} streams at once do not hold another call back: there is no echo")
+            self._slots = 0
         if self._watch is not None:
             self._watch.slots = self._slots
         self._say(f"{self._stage.tokens} tokens an answer at {speed.rate:.0f} a second; evidence: {self._evidence}")
@@ -165,7 +198,9 @@ class ProbeSession:
     def _evidence(self) -> str:
         if self._watch is not None:
             return f"the engine's own figures ({self._watch.where})"
-        return f"the echo of canary calls, {self._slots} slots" if self._slots else "none"
+        found = [f"the echo of canary calls, {self._slots} slots"] if self._slots else []
+        found += [f"{USAGE} ({self._records.where})"] if self._records is not None else []
+        return "; else ".join(found) or "none"
 
     async def _read_whole_answer(self) -> None:
         """Read one whole answer while looking at the figures: they must show it, and its tokens.
@@ -182,9 +217,12 @@ class ProbeSession:
             if self._watch is not None and not await self._is_shown(self._watch, call, others):
                 self._notes.append(f"the figures of {self._watch.where} do not show the probe's calls, so they are not used")
                 self._watch = None
-            await call.until_end(ANSWER_S)
+            whole = await call.until_end(self._stage.patience_s + self._stage.answer_s * 3)
         finally:
             call.close()
+        if not whole:
+            what = f"was cut: {call.refused}" if call.refused else "stalled"
+            raise Unplayable(f"an answer that was read to its end {what}, after {call.events} of {asked} tokens")
         if call.events < asked * 0.8:
             self._notes.append(f"an answer ended by itself after {call.events} of {asked} tokens: times may be too short")
         self._stage.speed = faster(self._stage.speed, call)
@@ -193,6 +231,16 @@ class ProbeSession:
             after = await self._watch.look()
             computed = (after.status.tokens or 0) - before.status.tokens if after is not None else 0
             self._stage.speed = self._stage.speed.counting(computed / max(call.events, 1))
+        elif self._watch is None and (found := await find_records(self._caller, call)) is not None:
+            self._records, tokens_per_event = found
+            self._stage.speed = self._stage.speed.counting(tokens_per_event)
+
+    async def _holds_back(self) -> bool:
+        """Return whether full slots delay another call: if not, an echo would take everything for a stop."""
+        try:
+            return await is_held_back(self._caller, self._stage, self._quiet, self._slots)
+        except (Unplayable, BudgetSpent):
+            return False
 
     async def _is_shown(self, watch: EngineWatch, call: ProbeConnection, others: int) -> bool:
         deadline = time.monotonic() + self._stage.answer_s * 0.8
@@ -215,19 +263,26 @@ class ProbeSession:
             if self._watch is None:
                 return await find_slots(self._caller, self._stage, self._quiet, self._options.clients)
             return await self._count_slots(self._watch)
-        except (Unplayable, BudgetSpent, OSError, TimeoutError):
+        except BudgetSpent:
+            return 0
+        except (Unplayable, OSError, TimeoutError) as error:
+            if await first_token_time(self._caller, timeout_s=self._stage.patience_s) is None:
+                raise Unplayable(f"several calls at once: {error}") from None
             return 0
 
     async def _count_slots(self, watch: EngineWatch) -> int:
         """Send one call more than the probe would like as a crowd, and look how many of them wait."""
-        kind = CallKind(self._stage.tokens)
+        seconds = watch.source.lag_s + _CROWD_S
+        kind = CallKind(min(math.ceil(seconds * self._stage.speed.rate) + 8, self._stage.tokens))
         calls: list[ProbeConnection] = []
         try:
             for _ in range(self._options.clients + 1):
                 calls.append(await self._caller.start(kind))  # noqa: PERF401 - those before a failure must be known
-            await calls[0].until(lambda c: c.events >= 4, ANSWER_S)
+            await calls[0].until(lambda c: c.events >= 4, self._stage.patience_s)
             await asyncio.sleep(watch.source.lag_s + 0.2)
             found = await watch.look()
+            for call in calls:  # they end by themselves: nobody has left yet, and an engine may not bear it
+                await call.until_end(self._stage.answer_s * 9 + self._stage.patience_s)
             return found.status.running if found is not None and found.status.waiting else 0
         finally:
             for call in calls:
@@ -241,31 +296,51 @@ class ProbeSession:
         if self._is_dead:
             return untold("not played: the stack no longer serves")
         try:
-            self._options.budget.check_time(time.monotonic() - self._caller.began_at)
-            judgement = await (self._by_figures(case) if self._watch is not None else self._by_echo(case))
+            self._options.budget.check_time(self._elapsed_s)
+            judgement = await self._in_time(self._by_best_evidence(case))
         except Unplayable as reason:
             judgement = untold(str(reason))
         except BudgetSpent as spent:
             return untold(f"not played: it does not fit {spent}")
         except (OSError, TimeoutError) as error:
-            judgement = untold(f"the connection failed: {getattr(error, 'strerror', None) or type(error).__name__}")
-        return await self._still_serves(judgement)
+            judgement = untold("; ".join(connect_problem(self._caller.endpoint, error).problems))
+        try:
+            return await self._in_time(self._still_serves(judgement))
+        except BudgetSpent:
+            return judgement
+
+    async def _by_best_evidence(self, case: Case) -> Judgement:
+        if self._watch is not None:
+            return await self._by_figures(case)
+        judgement = await self._by_echo(case)
+        if self._records is None or judgement.ruling is not Ruling.UNTOLD:
+            return judgement
+        return await self._by_usage(case, self._records)
+
+    async def _by_usage(self, case: Case, records: UsageRecords) -> Judgement:
+        leavers, live = self._clients_of(case)
+        judgement, scene = await UsageTrial(self._stage, records, self._options.within_s).play(case, leavers, live)
+        return judgement if scene is None else await self._others_end(scene, judgement)
+
+    def _clients_of(self, case: Case) -> tuple[int, int]:
+        """Return how many clients leave, and how many stay."""
+        crowd = min(self._slots or self._options.clients, self._options.clients)
+        if case.company is Company.BESIDE:
+            return 1, 1
+        if case.company is Company.ALONE:
+            return 1, 0
+        live = 1 if crowd > 1 else 0
+        return (crowd - live if case.company is Company.SLOTS else min(4 * crowd, self._options.storm)), live
 
     async def _by_figures(self, case: Case) -> Judgement:
         assert self._watch is not None
-        crowd = min(self._slots or self._options.clients, self._options.clients)
-        leavers, live = 1, 0
+        leavers, live = self._clients_of(case)
         if case.moment is Moment.QUEUE:
             if not self._slots or self._slots > self._options.clients:
                 return untold(f"no call waits behind {self._options.clients} others (--slots, --clients)")
             live = self._slots
-        elif case.company is Company.BESIDE:
-            if self._slots == 1:
-                return untold("the engine has one slot: there is no place for another client")
-            live = 1
-        elif case.company is not Company.ALONE:
-            live = 1 if crowd > 1 else 0
-            leavers = crowd - live if case.company is Company.SLOTS else min(4 * crowd, self._options.storm)
+        elif case.company is Company.BESIDE and self._slots == 1:
+            return untold("the engine has one slot: there is no place for another client")
         trial = FiguresTrial(self._stage, self._watch, self._options.within_s)
         judgement, scene = await trial.play(case, leavers, live)
         return judgement if scene is None else await self._cleared(scene, judgement)
@@ -273,6 +348,12 @@ class ProbeSession:
     async def _cleared(self, scene: Scene, judgement: Judgement) -> Judgement:
         """Wait for the others' streams to end, and for the engine to become idle."""
         assert self._watch is not None
+        judgement = await self._others_end(scene, judgement)
+        if work := await self._watch.until_idle(self._stage.answer_s * 2 + 5):
+            judgement = judgement.with_note(f"the engine still reports {work} calls")
+        return judgement
+
+    async def _others_end(self, scene: Scene, judgement: Judgement) -> Judgement:
         try:
             for call in scene.leavers:
                 call.close()
@@ -283,8 +364,6 @@ class ProbeSession:
                     judgement = judgement.broke(f"another client's stream was cut: {call.refused or 'it stalled'}")
         finally:
             scene.close()
-        if work := await self._watch.until_idle(self._stage.answer_s * 2 + 5):
-            judgement = judgement.with_note(f"the engine still reports {work} calls")
         return judgement
 
     async def _by_echo(self, case: Case) -> Judgement:
@@ -301,9 +380,7 @@ class ProbeSession:
         patience_s = max(self._stage.answer_s * 3, self._quiet.middle * 20, 10.0)
         try:
             took_s = await first_token_time(self._caller, timeout_s=patience_s)
-        except BudgetSpent:
-            return judgement
-        except (OSError, TimeoutError):
+        except OSError:
             took_s = None
         if took_s is None:
             self._is_dead = True

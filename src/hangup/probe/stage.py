@@ -18,6 +18,7 @@ _EVENTS_BEFORE_LEAVING = 4
 _QUEUED_S = 0.5  # a call without a first token for that long, though every slot was free before, waits for a slot
 _PREFILL_SHARE = 0.4  # of the first-token time of a long prompt
 _UPLOAD_PAUSE_S = 0.1
+_PATIENCE_S = 30.0
 _TOKENS = (32, 4096)
 _WARM_UP = CallKind(2)
 
@@ -63,6 +64,11 @@ class Stage:
         """How long an undisturbed answer takes after its first token."""
         return self.tokens / self.speed.rate
 
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for a first token, now that the speed is known."""
+        return min(max(self.speed.first_token_s * 20, self.answer_s * 3, _PATIENCE_S), ANSWER_S)
+
     async def hold(self, count: int, tokens: int = 0) -> list[ProbeConnection]:
         """Start live streams and wait for their first tokens; raise `Unplayable` if one gets none."""
         kind, calls = CallKind(tokens or self.tokens), list[ProbeConnection]()
@@ -70,7 +76,7 @@ class Stage:
             for _ in range(count):
                 calls.append(opened.enter_context(_closed_on_failure(await self._caller.start(kind))))
             for call in calls:
-                if not await call.until(lambda c: c.events, ANSWER_S):
+                if not await call.until(lambda c: c.events, self.patience_s):
                     raise Unplayable(f"another client's call was not answered: {call.refused or 'no first token'}")
         return calls
 
@@ -131,7 +137,7 @@ class Stage:
 
     async def _second_call(self, kind: CallKind) -> ProbeConnection:
         with _closed_on_failure(await self._caller.start(_WARM_UP)) as call:
-            await call.until_end(ANSWER_S)
+            await call.until_end(self.patience_s)
             _check(call)
             if not call.keeps_alive:
                 raise Unplayable("the endpoint closes the connection after each answer")
@@ -140,7 +146,7 @@ class Stage:
         return call
 
     async def _streaming(self, call: ProbeConnection, *, must: bool = True) -> None:
-        patience_s = ANSWER_S if must else self.speed.first_token_s * 3 + 1.0
+        patience_s = self.patience_s if must else self.speed.first_token_s * 3 + 1.0
         there = await call.until(lambda c: c.events >= _EVENTS_BEFORE_LEAVING, patience_s)
         _check(call)
         if call.ended or (must and not there):

@@ -62,6 +62,11 @@ class Judgement:
     confidence: float = 1.0
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_vague(self) -> bool:
+        """Whether it stopped, perhaps late: the engine was asked too rarely to tell."""
+        return any(note.startswith(VAGUE) for note in self.notes)
+
     def with_note(self, note: str) -> Judgement:
         return replace(self, notes=(*self.notes, note))
 

@@ -39,6 +39,11 @@ class EngineWatch:
     def where(self) -> str:
         return f"{self._caller.endpoint.url}{self.source.path.partition('?')[0]}"
 
+    @property
+    def is_shy(self) -> bool:
+        """Whether questions keep the engine from noticing a silent client that leaves."""
+        return self.source.silent_pace_s > self.source.pace_s
+
     async def look(self) -> StatusLook | None:
         """Ask once; return None if there is no readable answer."""
         asked_at = time.monotonic()

@@ -60,7 +60,7 @@ def brief(judgement: Judgement | None) -> str:
     """Return a verdict as the cell of a wide table."""
     if judgement is None:
         return "–"
-    mark = MARKS[judgement.ruling]
+    mark = "(✓)" if judgement.is_vague else MARKS[judgement.ruling]
     match judgement.ruling:
         case Ruling.STOPPED | Ruling.LATE if judgement.stopped_s is not None:
             return f"{mark} {judgement.stopped_s:.2f} s"
