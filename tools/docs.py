@@ -157,7 +157,18 @@ def _commands(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.Argum
     return [pair for action in actions for pair in action.choices.items()]
 
 
+class _ShortOptions(argparse.RawDescriptionHelpFormatter):
+    """Writes `-o, --option VALUE`, as Python does from 3.13 on, so that the documentation is the same with every version."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
 def _help(title: str, parser: argparse.ArgumentParser) -> str:
+    parser.formatter_class = _ShortOptions
     return f"## {title}\n\n```\n{parser.format_help().rstrip()}\n```\n"
 
 

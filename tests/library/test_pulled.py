@@ -60,6 +60,29 @@ def test_a_client_that_reads_on_after_it_counted_as_gone_gets_no_complete_answer
     assert (parts, ended[0].cause) == ([b"data: 0\n\n", b"data: 1\n\n", b"broken off"], "write_stall")
 
 
+def test_nor_does_one_that_reads_on_while_the_engine_is_being_stopped() -> None:
+    async def main() -> list[bytes]:
+        stopping, stopped = asyncio.Event(), asyncio.Event()
+
+        async def slow_to_stop() -> AsyncIterator[str]:
+            try:
+                for number in range(5):
+                    yield f"data: {number}\n\n"
+            finally:
+                stopping.set()
+                await stopped.wait()
+
+        _, _, answer = await pull(StreamCall(slow_to_stop(), Limits(write_stall_s=0.1)), ClientWatch(None, None, None))
+        parts = [await anext(answer)]
+        await asyncio.wait_for(stopping.wait(), 60)
+        parts.append(await anext(answer))
+        stopped.set()
+        await read(answer, parts)
+        return parts
+
+    assert asyncio.run(main(), debug=True) == [b"data: 0\n\n", b"data: 1\n\n", b"broken off"]
+
+
 def test_an_error_that_is_not_taken_within_the_grace_still_arrives() -> None:
     async def fails() -> AsyncIterator[str]:
         raise hangup.UpstreamError(429, {}, b"slow down")

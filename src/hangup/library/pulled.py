@@ -26,6 +26,7 @@ class PulledAnswer:
         self._started: asyncio.Future[tuple[int, Headers]] = self._loop.create_future()
         self._parts: deque[bytes] = deque()  # one, and those that tell a client that has not taken it how the call ended
         self._is_over = False  # no further parts will come
+        self._interrupted = False  # the call ended while it waited for its client to take a part
         self._failure: BaseException | None = None  # what the framework gets after the last part, if the body is not complete
         self._readable = asyncio.Event()
         self._taken = asyncio.Event()
@@ -89,7 +90,11 @@ class PulledAnswer:
         self._taken.clear()
         self._parts.append(data)
         self._readable.set()
-        await self._taken.wait()
+        try:
+            await self._taken.wait()
+        except asyncio.CancelledError:
+            self._interrupted = True
+            raise
 
     async def finish(self) -> None:
         self._end(None)
@@ -99,7 +104,7 @@ class PulledAnswer:
         self._end(_broken_off())
 
     async def abandon(self) -> None:
-        if self._parts:  # a client that stalled may read on
+        if self._interrupted:  # a client that stalled may read on, or has done so by now
             await self.break_off()
         else:
             await self.finish()
