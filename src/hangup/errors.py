@@ -66,4 +66,4 @@ class EngineSilent(EngineFault):
 
 
 class LedgerBusy(HangupError):
-    """The ledger's file cannot be used now, because its disk hangs."""
+    """The ledger's file cannot be used now, because its disk hangs or another process has locked it."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,23 @@ def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
     store.close()
 
 
+@contextlib.contextmanager
+def locked_by_another_process(path: Path) -> Iterator[Callable[[], None]]:
+    """Yield a function that ends the other process, and with it its lock."""
+    code = (
+        "import sqlite3, sys; db = sqlite3.connect(sys.argv[1], isolation_level=None); db.execute('BEGIN IMMEDIATE');"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        try:
+            yield other.stdin.close
+        finally:
+            other.kill()
+
+
 class TestFailing:
     def test_a_file_that_is_locked_costs_nothing_but_time(self, tmp_path: Path) -> None:
         """During a write and during a deletion: the thread survives, the failure is logged, and nothing is lost."""
@@ -145,6 +163,42 @@ class TestFailing:
         assert store.report(3600, "tenant")["total"]["calls"] == 2
         assert logged == ["ledger_failed", "ledger_recovered"]
         store.close()
+
+    def test_a_lock_of_another_process_at_the_end_is_waited_for(self, tmp_path: Path) -> None:
+        """It is no disk that hangs: when it is released, the last accounts are written."""
+        path, logged = tmp_path / "l.db", []
+        store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append(event))
+        store._db.execute("PRAGMA busy_timeout = 10")
+        with locked_by_another_process(path) as release:
+            book(store)
+            closing = threading.Thread(target=store.close)
+            closing.start()
+            wait_until(lambda: "ledger_failed" in logged, what="the lock to be met")
+            closing.join(0.5)
+            assert closing.is_alive()
+            release()
+            closing.join(60)
+        assert logged == ["ledger_failed", "ledger_recovered"] and store.dropped == 0
+        again = make(path)
+        assert again.report(3600, "tenant")["total"]["calls"] == 1
+        again.close()
+
+    def test_a_lock_that_stays_ends_with_the_number_of_lost_calls(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger, "_CLOSE_S", 0.2)
+        path, logged = tmp_path / "l.db", []
+        store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append((event, fields)))
+        store._db.execute("PRAGMA busy_timeout = 10")
+        with locked_by_another_process(path):
+            book(store)
+            book(store)
+            store.close()
+        assert logged == [
+            ("ledger_failed", {"error": "database is locked"}),
+            ("ledger_entries_lost", {"calls": 2, "in_doubt": 0}),
+        ]
+        assert store.dropped == 2
 
     def test_numbers_that_no_database_takes(self) -> None:
         """An odd engine may report them; they break neither the thread nor other entries."""
@@ -367,14 +421,16 @@ def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(mon
     monkeypatch.setattr(ledger, "_HANGING_S", 0.2)
     disk_works = threading.Event()
     monkeypatch.setattr(LedgerStore, "_prepare", lambda self: disk_works.wait(60) and None)
-    store = make(flush_s=0.01)
+    lost: list[dict[str, Any]] = []
+    store = make(flush_s=0.01, log_event=lambda event, **fields: lost.append(fields) if "lost" in event else None)
     book(store)
     wait_until(lambda: any(task.name == "ledger" and task.busy_s for task in TASKS), what="a write that hangs")
-    with pytest.raises(LedgerBusy, match="does not answer"):
+    with pytest.raises(LedgerBusy, match="did not answer"):
         store.report(3600, "tenant")
     book(store)
     store.close()
     assert store.dropped == 1, "the one that nobody writes any more"
+    assert lost == [{"calls": 1, "in_doubt": 1}]
     disk_works.set()
     store._thread.join(60)
     store._db.close()  # which `close` left open for the thread

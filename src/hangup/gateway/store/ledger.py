@@ -33,7 +33,12 @@ _UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: inv
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
 _VERSION = 1
-_HANGING_S = 5.0  # a transaction that takes this long has a disk that hangs: reports and the end of the process go on without
+_OPEN_BUSY_S, _BUSY_S = 5.0, 2.0  # how long to wait while another process holds the file's lock, at the start and later
+# A transaction that takes this long, which is longer than any wait for the lock, has a disk that hangs: reports and the end of
+# the process go on without it.
+_HANGING_S = 5.0
+_CLOSE_S = 10.0  # for the last write, while another process holds the lock
+_LOCK_PAUSE_S = 0.05  # between attempts, for a lock that SQLite does not wait for itself
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
 _DELETED_MINUTES = 1440  # deleted per transaction
 _COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
@@ -101,11 +106,13 @@ class LedgerStore:
         self._unserved_models: set[str] = set()
         self._db_lock = threading.Lock()  # guards the database: for the writer thread and reports, never on the data path
         self._path = str(Path(path).expanduser()) if path else ""
-        self._db = _open(path, wal_bytes_max)
+        self._db = _open(path, wal_bytes_max, _OPEN_BUSY_S)
         self._identity = file_identity(self._path)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
         self._steady_clock = SteadyClock(_newest_time(self._db), clock(), time.monotonic())
         self.failing = False  # the file cannot be written: booked calls wait in memory
+        self._in_doubt = 0  # calls in the write that is under way
+        self._locked = False  # the last failure was the lock of another process
         self._log_event = log_event
         self._closing = threading.Event()
         self._thread = TASKS.thread("ledger", self._run)
@@ -204,20 +211,29 @@ class LedgerStore:
         return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
 
     def close(self) -> None:
-        """Write the remaining accounts and close the file; leave both if the disk hangs, so that the process can end."""
+        """Write the remaining accounts and close the file. If the disk hangs or another process does not release its lock,
+        leave both, so that the process can end, and log what is lost."""
+        until = time.monotonic() + _CLOSE_S
         self._closing.set()
         self._thread.join(timeout=_HANGING_S)
-        with contextlib.suppress(LedgerBusy), self._use_file():
-            self._write()  # anything booked since the thread's last write
-            self._db.close()
+        try:
+            with self._use_file():
+                while not self._write() and self._locked and time.monotonic() < until:
+                    time.sleep(_LOCK_PAUSE_S)
+                self._db.close()
+        except LedgerBusy as busy:
+            self._report_failure(busy)
         with self._accounts_lock:
-            self.dropped += sum(account.calls for account in self._accounts.values())
+            lost = _calls_of(self._accounts)
+        self.dropped += lost
+        if lost or self._in_doubt:
+            self._log_event("ledger_entries_lost", calls=lost, in_doubt=self._in_doubt)
 
     @contextlib.contextmanager
     def _use_file(self) -> Iterator[None]:
         """Hold the database; raise `LedgerBusy` if whoever holds it does not let go, because the disk hangs."""
         if not self._db_lock.acquire(timeout=_HANGING_S):
-            raise LedgerBusy(f"the ledger was in use for {_HANGING_S:g} s: its disk is slow or does not answer")
+            raise LedgerBusy(f"the ledger's disk did not answer for {_HANGING_S:g} s")
         try:
             yield
         finally:
@@ -230,17 +246,21 @@ class LedgerStore:
         while not self._closing.wait(self.flush_s):
             with TASKS.working("ledger"), self._db_lock:
                 self._write()
+            if self._closing.is_set():  # `close` waits: nothing that may take long is begun
+                return
             try:
                 self._delete_expired()
             except Exception as error:
                 self._report_failure(error)
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Write all accounts; return False, and keep them, if that is not possible now."""
         with self._accounts_lock:
             accounts, self._accounts = self._accounts, {}
         counts = {table: list(_drain(waiting)) for table, waiting in self._counts.items()}
         if not accounts and not any(counts.values()):
-            return
+            return True
+        self._in_doubt = _calls_of(accounts)
         try:
             self._prepare()
             with self._db:
@@ -250,11 +270,15 @@ class LedgerStore:
                     self._db.executemany(_INSERT_COUNT[table], rows)
         except Exception as error:  # a full disk must not stop the gateway
             self._put_back(accounts, counts)
+            self._locked = _is_lock(error)
             self._report_failure(error)
-        else:
-            if self.failing:
-                self.failing = False
-                self._log_event("ledger_recovered")
+            return False
+        finally:
+            self._in_doubt = 0
+        if self.failing:
+            self.failing = False
+            self._log_event("ledger_recovered")
+        return True
 
     def _prepare(self) -> None:
         """Roll back an open transaction and reopen a deleted file.
@@ -263,7 +287,7 @@ class LedgerStore:
         """
         self._roll_back()
         if file_identity(self._path) != self._identity:
-            opened = _open(self._path, self._wal_bytes_max)
+            opened = _open(self._path, self._wal_bytes_max, _BUSY_S)
             self._db.close()
             self._db, self._identity = opened, file_identity(self._path)
             self._log_event("ledger_reopened", path=self._path)
@@ -332,21 +356,35 @@ class LedgerStore:
                 return bool(until < oldest)
 
 
+def _calls_of(accounts: _Accounts) -> int:
+    return int(sum(account.calls for account in accounts.values()))
+
+
 def _was_served(call: Call) -> bool:
     """Return whether an engine knows the model: it produced tokens, or answered with 200."""
     return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
 
-def _open(path: str, wal_bytes_max: int) -> sqlite3.Connection:
+def _is_lock(error: Exception) -> bool:
+    """Return whether another process holds the file's lock, which says nothing about the disk."""
+    locks = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return isinstance(error, LedgerBusy) or getattr(error, "sqlite_errorcode", 0) & 0xFF in locks
+
+
+def _open(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3.Connection:
+    """Open the file; wait up to `busy_s` for the lock of another process, and up to `_BUSY_S` for each later one."""
     try:
         if path:
             Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
             Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
-        db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
+        target = str(Path(path).expanduser()) if path else ":memory:"
+        db = sqlite3.connect(target, check_same_thread=False, timeout=busy_s)
         with closed_on_error(db):
             _prepare(db, path, wal_bytes_max)
+            db.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
     except (OSError, sqlite3.Error) as error:
-        raise HangupError(f"cannot use the ledger {path}: {error}") from None
+        kind = LedgerBusy if _is_lock(error) else HangupError
+        raise kind(f"cannot use the ledger {path}: {error}") from None
     return db
 
 
