@@ -164,8 +164,9 @@ class TestFailing:
         assert logged == ["ledger_failed", "ledger_recovered"]
         store.close()
 
-    def test_a_lock_of_another_process_at_the_end_is_waited_for(self, tmp_path: Path) -> None:
+    def test_a_lock_of_another_process_at_the_end_is_waited_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is no disk that hangs: when it is released, the last accounts are written."""
+        monkeypatch.setattr(ledger, "_CLOSE_S", 120.0)
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append(event))
         store._db.execute("PRAGMA busy_timeout = 10")

@@ -477,19 +477,20 @@ class JobRegistry:
         """Write what is pending, give back all claims and close the store. Every call must have ended."""
         self.stop()
         self._closing.set()
-        await self._in_time(self._runner.close())
+        written = await self._runner.close(_CLOSE_S)
         await self._watches.close()
         await self._tasks.close()
-        await self._in_time(self.store.do(partial(self._give_back, self._worker)))
-        await asyncio.to_thread(self.store.close)
-
-    async def _in_time(self, work: Coroutine[object, object, object]) -> None:
-        """Await the last work on the store. A disk that hangs does not keep the process: others run its items again."""
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                await work
-        except (StoreFailed, TimeoutError) as failure:
+        failure: Exception | None = None if written else TimeoutError()
+        if written:  # otherwise the store would refuse the results that are still to be written
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await self.store.do(partial(self._give_back, self._worker))
+            except (StoreFailed, TimeoutError) as error:
+                failure = error
+        if failure is not None:  # that does not keep the process: others run its items again
             self._host.log_event("job_store_failed", error=str(failure) or f"no answer within {_CLOSE_S:g} s")
+        await asyncio.to_thread(self.store.close)
+        await self._runner.abandon()
 
     def start_task(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         return self._tasks.start(work)

@@ -16,10 +16,11 @@ from hangup.config import JobLimits
 from hangup.core.account import Entry
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState
-from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.store.database import StoreFailed, StoreLocked
 from hangup.gateway.store.jobs import Claim, Job, JobStore
 from hangup.tasks import TASKS
 
+_LOCK_PAUSE_S = 0.1  # before another attempt at the end of the process, if another one holds the store's lock
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doubles each time
 
 
@@ -75,6 +76,7 @@ class ResultWriter:
         self._outcomes: list[ItemOutcome] = []
         self._given_back: list[Claim] = []
         self._writing = False
+        self._in_doubt = 0  # results in the write that is under way
         self._holds_up = False  # somebody was told to wait, and `_on_recovered` must follow
         self._backoff = Backoff(_PAUSE_S, _PAUSE_MAX_S)
         self._pause_s = 0.0
@@ -131,16 +133,32 @@ class ResultWriter:
     def _fail(self, failure: StoreFailed) -> None:
         self.failing = True
         self._pause_s = self._backoff.failed(self._loop.time())
+        self._fail_cancels(failure)
+
+    def _fail_cancels(self, failure: StoreFailed) -> None:
+        """Tell those who wait for a cancel to be written."""
         waiting, self._cancel_waiters = self._cancel_waiters, []
         for written in waiting:
             if not written.done():
                 written.set_exception(failure)
 
     async def close(self) -> None:
-        """Write what is pending; give up if the store fails."""
+        """Write what is pending; give up if the store fails, but wait for a lock of another process."""
         self._closing.set()
         self._wake.set()
         await self._task
+
+    async def abandon(self) -> None:
+        """Leave what is not written, because the store is closed or its disk hangs, and log how much that is.
+
+        Other processes run the items again. A result in doubt may be on the disk; then it is missing in the ledger.
+        """
+        results, in_doubt, cancels = len(self._outcomes), self._in_doubt, len(self._cancels)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._fail_cancels(StoreFailed("the store is closed"))
+        if results or in_doubt or cancels:
+            self._host.log_event("job_results_lost", results=results, in_doubt=in_doubt, cancels=cancels)
 
     async def _run(self) -> None:
         if not self.idle:  # restarted after a failure, which used up the wake-up of what is pending
@@ -159,7 +177,9 @@ class ResultWriter:
                 if not was_failing:
                     self._host.log_event("job_store_failed", error=str(failure))
                 if self._closing.is_set():
-                    return
+                    if not isinstance(failure, StoreLocked):
+                        return
+                    await asyncio.sleep(_LOCK_PAUSE_S)
                 self._wake.set()
                 continue
             finally:
@@ -187,6 +207,7 @@ class ResultWriter:
         cancels, outcomes, given_back = dict(self._cancels), self._outcomes, self._given_back
         waiting, self._cancel_waiters = self._cancel_waiters, []
         self._outcomes, self._given_back = [], []
+        self._in_doubt = len(outcomes)
         try:
             try:
                 await self._write(cancels, outcomes, given_back)
@@ -199,6 +220,8 @@ class ResultWriter:
         except StoreFailed:
             self._cancel_waiters = waiting + self._cancel_waiters  # `_fail` passes the failure on to them
             raise
+        finally:
+            self._in_doubt = 0
         for written in waiting:
             if not written.done():
                 written.set_result(None)

@@ -11,6 +11,7 @@ result, so that an item which runs again after a crash is not billed twice.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import deque
@@ -30,13 +31,14 @@ from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.result_writer import ItemOutcome, ResultWriter
 from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore
-from hangup.tasks import Tasks
+from hangup.tasks import TASKS, Tasks
 
 _WAITING_PER_TENANT = 2  # items per tenant in the gateway's queue: enough that a free slot never waits for us
 _CLAIMED_MIN, _CLAIMED_MAX = 8, 256  # items claimed and not yet sent
 _CLAIM_BYTES_MAX = 8 * 1024 * 1024
 _STOP_STATES_MAX = 10_000  # cancelled jobs for which we remember how their engines stopped
 _RETRY_AFTER_MAX_S = 600.0  # longest `retry-after` that we honour
+_ABANDON_S = 1.0  # for the event loop to learn how the last work of a closed store ended
 _RETRY_S, _RETRY_MAX_S = 0.5, 30.0  # pause before a retry; doubles each time
 
 
@@ -118,6 +120,7 @@ class ItemRunner:
         self._retry_timers: dict[ItemClient, asyncio.TimerHandle] = {}
         self._claim_tasks = Tasks("job claims")
         self._stopped = False
+        self._last_writes: asyncio.Task[None] | None = None
         self.writer = ResultWriter(store, host, item_events.job_changed, self._on_store_recovered, loop)
 
     @property
@@ -373,12 +376,29 @@ class ItemRunner:
             self._withdraw(item)
             self._give_back([item])
 
-    async def close(self) -> None:
-        """Write all pending results. Every call must have ended."""
+    async def close(self, within_s: float = math.inf) -> bool:
+        """Write all pending results; return False if they are still being written after `within_s`. Every call must have ended.
+
+        That write then goes on: if it was cancelled, nobody would know whether its results are on the disk.
+        """
         self._stopped = True
         self._items.clear()  # the rest wait for an engine to stop; the registry gives their claims back
+        self._last_writes = TASKS.start("job results", self._write_rest())
+        await asyncio.wait([self._last_writes], timeout=within_s if within_s < math.inf else None)
+        return self._last_writes.done()
+
+    async def _write_rest(self) -> None:
         await self._claim_tasks.wait()
         await self.writer.close()
+
+    async def abandon(self) -> None:
+        """End what `close` left, after the store was closed."""
+        if self._last_writes is not None:
+            await asyncio.wait([self._last_writes], timeout=_ABANDON_S)  # for the outcome of its last write
+        await self.writer.abandon()
+        if self._last_writes is not None:
+            self._last_writes.cancel()
+        await self._claim_tasks.close()
 
 
 def _as_shed(entry: Entry, reason: Reason) -> Entry:

@@ -23,12 +23,18 @@ from hangup.tasks import TASKS
 R = TypeVar("R")
 _BATCH_MAX = 512  # pieces of work per transaction
 WAL_BYTES_MAX = 64 * 1024 * 1024  # unless the configuration says otherwise
-_TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
+_LOCKS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_TRANSIENT = (*_LOCKS, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
+_CLOSE_S = 10.0  # for the work that is queued when the store is closed
 _BUSY_S = 5.0  # how long to wait while another process holds the lock
 
 
 class StoreFailed(HangupError):
     """The disk is full or the file cannot be written; none of the requested work took effect."""
+
+
+class StoreLocked(StoreFailed):
+    """Another process holds the file's lock, which says nothing about the disk."""
 
 
 class StoreDamaged(StoreFailed):
@@ -67,13 +73,23 @@ class Database:
         """Run the work that is still queued, then close the file."""
         self._closing = True
         self._wake.set()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=_CLOSE_S)
         closed: BaseException | None = StoreFailed("the store is closed")
-        for _, future in self._work:  # queued while the thread was ending: fail it, so that no caller waits forever
+        # Queued while the thread was ending, or behind a disk that hangs: fail it, so that no caller waits forever; and the
+        # thread must not do later what its caller takes for undone.
+        for _, future in self._take(len(self._work)):
             with contextlib.suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(_resolve, [(future, None, closed)])
         if not self._thread.is_alive():  # otherwise a disk that hangs has it, and closing it under the thread would crash
             self.db.close()
+
+    def _take(self, most: int) -> list[tuple[Callable[[], Any], asyncio.Future[Any]]]:
+        """Return up to `most` pieces of work, each of which then belongs to the caller alone; called in any thread."""
+        taken = []
+        with contextlib.suppress(IndexError):
+            while len(taken) < most:
+                taken.append(self._work.popleft())
+        return taken
 
     # In the store's thread
 
@@ -83,8 +99,10 @@ class Database:
             self._wake.clear()
             while self._work:
                 self._began = time.monotonic()
-                with TASKS.working("store"):
-                    self._run_batch([self._work.popleft() for _ in range(min(len(self._work), _BATCH_MAX))])
+                batch = self._take(_BATCH_MAX)
+                if batch:  # otherwise `close` took it
+                    with TASKS.working("store"):
+                        self._run_batch(batch)
                 self._began = None
             if self._closing:
                 return
@@ -113,7 +131,7 @@ class Database:
         except Exception as error:  # whatever it was, every caller gets an error and the thread survives
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
-            kind = StoreDamaged if _is_damage(error) else StoreFailed
+            kind = StoreDamaged if _is_damage(error) else StoreLocked if is_lock(error) else StoreFailed
             failure = kind(f"the store cannot be written: {error}")
             outcomes = [(future, None, failure) for _, future in batch]
         with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is every caller
@@ -151,6 +169,11 @@ def _is_damage(error: Exception) -> bool:
     if isinstance(error, sqlite3.IntegrityError):  # no statement of ours makes a NULL there: it was read from a damaged page
         return error.sqlite_errorname == "SQLITE_CONSTRAINT_NOTNULL"
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+
+
+def is_lock(error: Exception) -> bool:
+    """Return whether another process holds the file's lock, which says nothing about the disk."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKS
 
 
 def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:

@@ -21,7 +21,7 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
 from hangup.errors import HangupError, LedgerBusy
-from hangup.gateway.store.database import WAL_BYTES_MAX, closed_on_error, file_identity
+from hangup.gateway.store.database import WAL_BYTES_MAX, closed_on_error, file_identity, is_lock
 from hangup.tasks import TASKS
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
@@ -270,7 +270,7 @@ class LedgerStore:
                     self._db.executemany(_INSERT_COUNT[table], rows)
         except Exception as error:  # a full disk must not stop the gateway
             self._put_back(accounts, counts)
-            self._locked = _is_lock(error)
+            self._locked = isinstance(error, LedgerBusy) or is_lock(error)
             self._report_failure(error)
             return False
         finally:
@@ -365,12 +365,6 @@ def _was_served(call: Call) -> bool:
     return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
 
-def _is_lock(error: Exception) -> bool:
-    """Return whether another process holds the file's lock, which says nothing about the disk."""
-    locks = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return isinstance(error, LedgerBusy) or getattr(error, "sqlite_errorcode", 0) & 0xFF in locks
-
-
 def _open(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3.Connection:
     """Open the file; wait up to `busy_s` for the lock of another process, and up to `_BUSY_S` for each later one."""
     try:
@@ -383,7 +377,7 @@ def _open(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3.Con
             _prepare(db, path, wal_bytes_max)
             db.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
     except (OSError, sqlite3.Error) as error:
-        kind = LedgerBusy if _is_lock(error) else HangupError
+        kind = LedgerBusy if is_lock(error) else HangupError
         raise kind(f"cannot use the ledger {path}: {error}") from None
     return db
 
