@@ -85,7 +85,7 @@ class Database:
 
     def _take(self, most: int) -> list[tuple[Callable[[], Any], asyncio.Future[Any]]]:
         """Return up to `most` pieces of work, each of which then belongs to the caller alone; called in any thread."""
-        taken = []
+        taken: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         with contextlib.suppress(IndexError):
             while len(taken) < most:
                 taken.append(self._work.popleft())
