@@ -76,6 +76,10 @@ RUNS_INTO = {
     "models_interval_s": "gateway/test_routing.py::test_a_model_that_was_just_loaded_is_found",
     "figures_poll_s": "gateway/test_limits_alone.py::test_figures_poll_s",
     "status_timeout_s": "reaper/test_faults.py::test_a_status_page_that_hangs_is_found_without_any_hang_up",
+    "dns_interval_s": "gateway/test_dns_backends.py::test_a_server_that_does_not_answer_changes_nothing",
+    "dns_timeout_s": "gateway/test_dns_backends.py::test_a_server_that_does_not_answer_changes_nothing",
+    "dns_gone_s": "gateway/test_dns_backends.py::test_those_that_leave_are_drained_and_new_ones_get_a_canary_first",
+    "dns_addresses_max": "gateway/test_dns_backends.py::test_no_more_backends_than_dns_addresses_max",
     "failures_max": "core/test_health.py::test_any_order_of_events_keeps_the_facts_apart",
     # Admission
     "queue_depth_max": "core/test_admission.py::test_the_longest_line_makes_room_for_others_but_not_for_itself",

@@ -48,6 +48,10 @@ class Refusal(HangupError):
         self.detail = detail
 
 
+class DnsFailure(HangupError):
+    """DNS did not answer, so nothing is known about a name."""
+
+
 class EngineFault(HangupError):
     """An engine failed before its first byte, so another one may still take over."""
 

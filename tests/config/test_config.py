@@ -84,6 +84,17 @@ def test_upstreams(tmp_path: Path) -> None:
             "FILE:4: unknown backend setting urll\n  hint: did you mean url?",
         ),
         ("[[backend]]\nurl = 'ftp://a'\n", "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'"),
+        (
+            "[[backend]]\nurl = 'dns+ftp://a'\n",
+            "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'",
+        ),
+        ("[[backend]]\nurl = 'dns+http://10.0.0.1:80'\n", "has an address where dns+ needs a name; leave dns+ out"),
+        ("[[backend]]\nurl = 'dns+http://_llm._tcp.a:80'\n", "names an SRV record, which has the port: leave :80 out"),
+        ("[[backend]]\nurl = 'dns+http://a:1'\nspawn = 'x'\n", "spawn: hangup cannot start the engines behind a dns+ name"),
+        (
+            "dns_server = 'ns.example.com'\n",
+            "dns_server: expected an IP address, with :port if it is not 53, got",
+        ),
         ("[[backend]]\nurl = 'http://u:p@a'\n", "a URL must not contain a user or password"),
         ("[[backend]]\nurl = 'http://a:99999'\n", "is not a valid URL"),
         ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2: url: 'http://a:1/a b' has spaces or control characters"),

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from hangup.core.admission.health import (
     INTAKE,
+    LISTING,
     REACH,
     TRUST,
     USE,
     BackendHealth,
     CallIntake,
+    DnsListing,
     HealthEvent,
     ImpossibleEventError,
     Reach,
@@ -23,7 +25,13 @@ from hangup.core.admission.health import (
     Use,
 )
 
-TABLES: list[tuple[type[StrEnum], Any]] = [(Reach, REACH), (Trust, TRUST), (CallIntake, INTAKE), (Use, USE)]
+TABLES: list[tuple[type[StrEnum], Any]] = [
+    (Reach, REACH),
+    (Trust, TRUST),
+    (CallIntake, INTAKE),
+    (Use, USE),
+    (DnsListing, LISTING),
+]
 E = HealthEvent
 
 
@@ -48,18 +56,18 @@ def test_any_order_of_events_keeps_the_facts_apart(events: list[tuple[HealthEven
     health = BackendHealth(failures_max)
     seen, failures = False, 0
     for event, at in events:
-        before = (health.reach, health.trust, health.intake, health.use)
-        visible = (health.up, health.trust, health.intake, health.use)
+        before = (health.reach, health.trust, health.intake, health.use, health.listing)
+        visible = (health.up, health.trust, health.intake, health.use, health.listing)
         until = at if event is E.PAUSED else 0.0
         if health.retired and event in USE:
             with pytest.raises(ImpossibleEventError):
                 health.apply(event)
-            assert (health.reach, health.trust, health.intake, health.use) == before
+            assert (health.reach, health.trust, health.intake, health.use, health.listing) == before
             continue
         changed = health.apply(event, until=until)
-        after = (health.reach, health.trust, health.intake, health.use)
+        after = (health.reach, health.trust, health.intake, health.use, health.listing)
         assert sum(one is not other for one, other in zip(before, after, strict=True)) <= 1, "one source, one fact"
-        assert changed == (visible != (health.up, health.trust, health.intake, health.use))
+        assert changed == (visible != (health.up, health.trust, health.intake, health.use, health.listing))
         assert changed or before == after or before[0] is Reach.ASSUMED_UP
         seen = seen or event is E.ANSWERED
         failures = 0 if event is E.ANSWERED else failures + (event is E.FAILED)
@@ -75,12 +83,13 @@ def assert_consistent(health: BackendHealth, seen: bool) -> None:
     drained_or_retired = health.drained or health.retired
     assert health.paused == (health.paused_until > 0)
     assert not (health.drained and health.retired)
-    assert not (health.in_service and (drained_or_retired or health.quarantined)), "no call waits for it"
+    unlisted = health.listing is not DnsListing.LISTED
+    assert not (health.in_service and (drained_or_retired or health.quarantined or unlisted)), "no call waits for it"
     assert not (health.takes_calls and (health.paused or not health.in_service)), "no call is sent there"
     assert not (health.well and not (health.up and health.in_service))
     assert not (health.well and health.trust in (Trust.DEGRADED, Trust.QUARANTINED))
     assert not (health.ready and not (seen and health.up and health.in_service)), "ready means that it has answered"
-    if not drained_or_retired and not health.quarantined:
+    if not drained_or_retired and not health.quarantined and not unlisted:
         assert health.in_service and health.takes_calls != health.paused
     assert (health.reach is Reach.ASSUMED_UP) <= (not seen)
 

@@ -9,6 +9,7 @@ from hangup.config.limits import (
     BackendLimits,
     CallLimits,
     ClientLimits,
+    DiscoveryLimits,
     EngineLimits,
     FailoverLimits,
     HealthLimits,
@@ -22,7 +23,7 @@ from hangup.config.limits import (
     ServingLimits,
     TrafficLimits,
 )
-from hangup.config.schema import AliasSettings, BackendSettings, RouteSettings, Settings, TenantSettings
+from hangup.config.schema import AliasSettings, BackendSettings, DiscoveredBackend, RouteSettings, Settings, TenantSettings
 
 __all__ = [
     "AdmissionLimits",
@@ -31,6 +32,8 @@ __all__ = [
     "BackendSettings",
     "CallLimits",
     "ClientLimits",
+    "DiscoveredBackend",
+    "DiscoveryLimits",
     "EngineLimits",
     "FailoverLimits",
     "HealthLimits",

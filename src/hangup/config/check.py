@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import re
 import shlex
 import ssl
@@ -20,6 +22,8 @@ def problems(settings: Settings) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if bool(settings.tls_cert) != bool(settings.tls_key):
         found.append(("tls_cert", "set both tls_cert and tls_key, or neither"))
+    if settings.dns_server and dns_server_of(settings.dns_server) is None:
+        found.append(("dns_server", f"expected an IP address, with :port if it is not 53, got {settings.dns_server!r}"))
     for name in ("alarm_webhook", "otlp_endpoint"):
         url = getattr(settings, name)
         if url and not url.startswith(("http://", "https://")):
@@ -49,12 +53,40 @@ def backend_problems(backend: BackendSettings) -> list[str]:
                 found.append(f"{name}: the command {command!r} is empty")
         except ValueError as error:
             found.append(f"{name}: {error} in {command!r}")
+    if is_discovered(backend.url) and backend.spawn:
+        found.append("spawn: hangup cannot start the engines behind a dns+ name; give each an http:// address")
     if backend.ca_file:
         try:
             ssl.create_default_context(cafile=backend.ca_file)
         except OSError as error:  # includes ssl.SSLError
             found.append(f"ca_file: cannot use {backend.ca_file}: {error.strerror or error}")
     return found
+
+
+def dns_server_of(text: str) -> tuple[str, int] | None:
+    """Return the address and port of a DNS server, or None if the text is neither."""
+    try:
+        parts = urlsplit(f"//{text if text.count(':') < 2 or text.startswith('[') else f'[{text}]'}")
+        return str(ipaddress.ip_address(parts.hostname or "")), parts.port or 53
+    except ValueError:
+        return None
+
+
+def is_discovered(url: str) -> bool:
+    """Return whether the backends at this URL are found by DNS."""
+    return url.startswith("dns+")
+
+
+def name_problem(url: str) -> str:
+    """Return what is wrong with the name in a dns+ URL, or ""."""
+    parts = urlsplit(url)
+    name = parts.hostname or ""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name)
+        return f"{url!r} has an address where dns+ needs a name; leave dns+ out"
+    if name.startswith("_") and parts.port is not None:
+        return f"{url!r} names an SRV record, which has the port: leave :{parts.port} out"
+    return ""
 
 
 def default_name(url: str) -> str:

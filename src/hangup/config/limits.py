@@ -278,6 +278,20 @@ class HealthLimits:
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
+class DiscoveryLimits:
+    """How to follow the addresses of dns+ backends."""
+
+    dns_interval_s: float = limit(5.0, "Pause between two DNS queries for a dns+ backend.", least=0.1)
+    dns_timeout_s: float = limit(3.0, "Timeout for one DNS query; what is not answered changes nothing.", least=0.05)
+    dns_gone_s: float = limit(
+        15.0,
+        "How long an address must be missing from all DNS answers before its backend is removed. Meanwhile it gets no new"
+        " calls, unless the name has no address at all.",
+    )
+    dns_addresses_max: int = limit(256, "Maximum backends behind one DNS name; more addresses are ignored and logged.", least=1)
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ReaperLimits:
     """How to deal with engines that do not stop: aborts, quarantine, restart."""
 
@@ -384,5 +398,7 @@ class ProcessLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitSettings(ProcessLimits, ReportLimits, BackendLimits, JobServiceLimits, AdmissionLimits, ServingLimits):
+class LimitSettings(
+    ProcessLimits, ReportLimits, DiscoveryLimits, BackendLimits, JobServiceLimits, AdmissionLimits, ServingLimits
+):
     """All limits. Those marked per call can be overridden for a route and for a tenant; the tenant's value wins."""

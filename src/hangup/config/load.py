@@ -401,7 +401,14 @@ def _upstreams(
 
 
 def url_problem(url: str) -> str:
-    """Return what is wrong with a backend's URL, or ""."""
+    """Return what is wrong with the URL of a configured backend, or ""."""
+    if check.is_discovered(url):
+        return address_problem(url.removeprefix("dns+")) or check.name_problem(url)
+    return address_problem(url)
+
+
+def address_problem(url: str) -> str:
+    """Return what is wrong with the URL of one backend, or ""."""
     try:
         parts = urlsplit(url)
         port = parts.port

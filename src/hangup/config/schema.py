@@ -19,7 +19,11 @@ from hangup.config.setting import setting
 class BackendSettings:
     """One address of an engine."""
 
-    url: str = setting("", "http:// or https:// address; a trailing /v1 is ignored.")
+    url: str = setting(
+        "",
+        "http:// or https:// address; a trailing /v1 is ignored. dns+http:// or dns+https:// makes a backend of every address"
+        " behind the name, and follows changes.",
+    )
     name: str = setting("", "Short name in logs and metrics; empty: host:port.")
     engine: str = setting("auto", "Kind of engine; `hangup engines` lists them. auto: hangup detects it.")
     slots: int = setting(0, "Maximum calls sent to it at a time; 0: the top-level slots applies.", least=0)
@@ -60,6 +64,14 @@ class BackendSettings:
         "", "Command that runs the engine as a child process of hangup, which restarts it. {port} is the url's."
     )
     spawn_log: str = setting("", "File to which the output of that process is appended; empty: hangup's stderr.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscoveredBackend(BackendSettings):
+    """A backend at one of the addresses behind a name; made from DNS, never configured."""
+
+    address: str = ""  # the IP address to connect to; `url` has the name
+    warm_up: bool = field(default=False, compare=False)  # it must answer a canary first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +123,9 @@ class Settings:
         "",
         "Host names, separated by commas, that the data port answers to while no tenant is configured; * matches all. Empty: "
         "on loopback without TLS, names that no web site can have (against DNS rebinding); elsewhere any.",
+    )
+    dns_server: str = setting(
+        "", "DNS server for dns+ backends: an IP address, with :port if that is not 53. Empty: the system's (/etc/resolv.conf)."
     )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")

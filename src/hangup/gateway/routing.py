@@ -142,6 +142,8 @@ class Routing:
 
     def not_found(self, wanted: Wanted) -> Refusal:
         """Return the error for a call that no backend can serve."""
+        if not self._backends.by_name:  # DNS lists none
+            return Refusal(reasons.NO_BACKEND)
         if not self.catalog.speaks(wanted.api):
             return Refusal(reasons.NOT_FOUND, f"No backend speaks the {wanted.api} API.")
         return Refusal(reasons.MODEL_NOT_FOUND, self._unknown(wanted.model, wanted.api))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 import resource
@@ -30,6 +31,7 @@ from hangup.gateway.backends.pool import Dial
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handshake import TlsListener
+from hangup.gateway.discovery import Discovery
 from hangup.gateway.divergence_monitor import DivergenceMonitor
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.http.hosts import is_loopback
@@ -128,7 +130,8 @@ class Server:
             log_event=self._log.event,
         )
         tracer = _tracer(settings)
-        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
+        self._discovery = Discovery(self._log)
+        self.gateway = gateway = Gateway(await self._with_found_backends(settings), loop, self._log, self._dials, store, tracer)
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
         if gateway.intake.connections_allowed < settings.limits.connections_max:
             self._log.event("connections_max_lowered", connections_max=gateway.intake.connections_allowed)
@@ -148,6 +151,8 @@ class Server:
         view = AdminView(gateway.ports, gateway.intake, self._lag, monitor, store, self._stalls, lambda: gateway.limits)
         admin_task = TASKS.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
         lag_task = TASKS.keep("loop lag", self._watch_lag)
+        follow_names = partial(self._discovery.follow, gateway.backends, self._use_found_backends)
+        names_task = TASKS.keep("discovery", follow_names)
         self._catch_signals(loop)
         _tune_collector()
         announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
@@ -160,6 +165,8 @@ class Server:
             await self._let_clients_read()
             lag_task.cancel()
             monitor_task.cancel()
+            names_task.cancel()
+            await self._discovery.close()
             for task in self._reload_tasks:
                 task.cancel()
             if self._jobs_task is not None:
@@ -172,7 +179,7 @@ class Server:
             if self._admin is not None:
                 self._admin.stop()
             await asyncio.gather(
-                admin_task, lag_task, monitor_task, monitor.close(), *self._reload_tasks, return_exceptions=True
+                admin_task, lag_task, monitor_task, names_task, monitor.close(), *self._reload_tasks, return_exceptions=True
             )
             await asyncio.to_thread(store.close)
             if tracer is not None:
@@ -291,12 +298,14 @@ class Server:
             _check_reload(old, new.settings)
             tls = self.gateway.intake.tls
             tls = _server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
-            whole = self.gateway.configure(new.settings)
+            whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:
+            await self._with_found_backends(old)
             self._log.event("config_reload_failed", problems=str(error).splitlines())
             print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
             return
         except Exception as error:  # a bug of ours must not look like a success
+            await self._with_found_backends(old)
             self._log.event("config_reload_failed", problems=[f"{type(error).__name__}: {error}"])
             self._log.fault(error)
             print(f"hangup: the configuration was not reloaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -305,6 +314,7 @@ class Server:
         kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
         kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
         self._configuration = new
+        self._discovery.settled()
         self.gateway.intake.tls = tls  # read from the files again, so a reload picks up a renewed certificate
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
         self._stalls.stall_s, TASKS.stall_s = new.settings.limits.loop_stall_s, new.settings.limits.thread_stall_s
@@ -314,6 +324,16 @@ class Server:
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         note += "" if whole else ", but part of it failed because of an internal error, which is in the log: reload again"
         print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
+
+    async def _with_found_backends(self, settings: Settings) -> Settings:
+        """Return the settings with a backend for each address behind a dns+ name."""
+        await self._discovery.configure(settings.backend, settings.limits, settings.dns_server)
+        return dataclasses.replace(settings, backend=self._discovery.expanded())
+
+    async def _use_found_backends(self) -> None:
+        """Use the backends that DNS lists now."""
+        async with self._reloading:
+            self.gateway.configure(dataclasses.replace(self._configuration.settings, backend=self._discovery.expanded()))
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from typing import Any
 
 from hangup.config import ReaperLimits
 from hangup.core import reasons
-from hangup.core.admission import BackendLoad
+from hangup.core.admission import BackendLoad, DnsListing
 from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
 from hangup.gateway.admin.view import JobsView, Killed
@@ -273,7 +273,12 @@ def _models(backend: Backend) -> list[str] | None:
     return [row["id"] for row in backend.model_rows] if backend.model_rows is not None else None
 
 
+_LISTINGS = {DnsListing.NEW: "warming up", DnsListing.MISSING: "not in DNS"}
+
+
 def _state(load: BackendLoad) -> str:
     health = load.health
     state = "quarantined" if health.quarantined else "up" if health.up else "down"
+    if health.listing is not DnsListing.LISTED:
+        state = f"{_LISTINGS[health.listing]}, {state}"
     return f"{'draining' if load.in_flight else 'drained'}, {state}" if health.drained else state

@@ -1,4 +1,4 @@
-"""`BackendHealth`: whether a backend gets calls. Four facts, each from one source, and each with one table of its own.
+"""`BackendHealth`: whether a backend gets calls. Five facts, each from one source, and each with one table of its own.
 
     reach    ASSUMED_UP ──▶ UP ◀──▶ DOWN       calls and health checks: it answered, or failed too often in a row
                  └──────────────────▲
@@ -8,6 +8,8 @@
     intake   OPEN ◀──▶ PAUSED                  the engine: it refuses calls, and said when it will take them again
     use      IN_USE ◀──▶ DRAINED               operators; an operator's word survives every recovery of the engine
                 └─▶ RETIRED ◀─┘                the configuration no longer has it; this is final
+    listing  LISTED ◀──▶ MISSING               discovery: DNS lists its address, or no longer does
+                └─ NEW ─┘                      found while others are in use: it must answer a canary first
 
 No event of one source changes the fact of another. So a drained backend that recovers stays drained, and a quarantined one that
 answers a health check stays in quarantine until the reaper takes it back.
@@ -46,6 +48,12 @@ class Use(StrEnum):
     RETIRED = "retired"  # removed from the configuration: no new calls; running calls may finish
 
 
+class DnsListing(StrEnum):
+    LISTED = "listed"  # always, if its address is configured
+    NEW = "new"  # it was just found: no calls before it has answered a canary
+    MISSING = "missing"  # DNS does not list it now: no new calls; running calls may finish
+
+
 class HealthEvent(StrEnum):
     ANSWERED = "answered"  # a call or a check found it healthy
     FAILED = "failed"  # a call or a check found it broken
@@ -61,6 +69,9 @@ class HealthEvent(StrEnum):
     DRAINED = "drained"
     UNDRAINED = "undrained"
     RETIRED = "retired"
+    FOUND_NEW = "found_new"  # DNS lists it for the first time
+    LISTED = "listed"  # DNS lists it, and it answered a canary, or nothing else could serve
+    UNLISTED = "unlisted"
 
 
 class ImpossibleEventError(Exception):
@@ -110,6 +121,11 @@ USE: Mapping[HealthEvent, Mapping[Use, Use | None]] = {
     HealthEvent.UNDRAINED: {Use.IN_USE: Use.IN_USE, Use.DRAINED: Use.IN_USE, Use.RETIRED: None},
     HealthEvent.RETIRED: {Use.IN_USE: Use.RETIRED, Use.DRAINED: Use.RETIRED, Use.RETIRED: None},
 }
+LISTING: Mapping[HealthEvent, Mapping[DnsListing, DnsListing]] = {
+    HealthEvent.FOUND_NEW: dict.fromkeys(DnsListing, DnsListing.NEW),
+    HealthEvent.LISTED: dict.fromkeys(DnsListing, DnsListing.LISTED),
+    HealthEvent.UNLISTED: dict.fromkeys(DnsListing, DnsListing.MISSING),
+}
 
 
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
@@ -124,6 +140,7 @@ class BackendHealth:
         "failures_max",
         "in_service",
         "intake",
+        "listing",
         "paused",
         "paused_until",
         "reach",
@@ -143,10 +160,11 @@ class BackendHealth:
         self.trust = Trust.TRUSTED
         self.intake = CallIntake.OPEN
         self.use = Use.IN_USE
+        self.listing = DnsListing.LISTED
         self._derive()
 
     def __repr__(self) -> str:
-        return f"<health {self.reach} {self.trust} {self.intake} {self.use}>"
+        return f"<health {self.reach} {self.trust} {self.intake} {self.use} {self.listing}>"
 
     def apply(self, event: HealthEvent, *, until: float = 0.0) -> bool:
         """Apply an event; return whether it matters to new calls, in which case the caller must notify the fleet. `until`: when
@@ -161,10 +179,10 @@ class BackendHealth:
                 event = HealthEvent.FAILED_TOO_OFTEN
         elif event in INTAKE:
             self.paused_until = until
-        before = self.up, self.trust, self.intake, self.use
+        before = self.up, self.trust, self.intake, self.use, self.listing
         self._move(event)
         self._derive()
-        return before != (self.up, self.trust, self.intake, self.use)
+        return before != (self.up, self.trust, self.intake, self.use, self.listing)
 
     def _move(self, event: HealthEvent) -> None:
         if event in REACH:
@@ -173,6 +191,8 @@ class BackendHealth:
             self.trust = TRUST[event][self.trust]
         elif event in INTAKE:
             self.intake = INTAKE[event][self.intake]
+        elif event in LISTING:
+            self.listing = LISTING[event][self.listing]
         else:
             use = USE[event][self.use]
             if use is None:
@@ -182,7 +202,8 @@ class BackendHealth:
     def _derive(self) -> None:
         self.up = self.reach is not Reach.DOWN  # assumed or known
         self.retired = self.use is Use.RETIRED
-        self.in_service = self.use is Use.IN_USE and self.trust is not Trust.QUARANTINED  # calls may wait for it
+        usable = self.use is Use.IN_USE and self.listing is DnsListing.LISTED
+        self.in_service = usable and self.trust is not Trust.QUARANTINED  # calls may wait for it
         self.paused = self.intake is CallIntake.PAUSED
         self.takes_calls = self.in_service and not self.paused
         self.well = self.in_service and self.up and self.trust is not Trust.DEGRADED  # preferred to those that are not
@@ -191,6 +212,11 @@ class BackendHealth:
     def ready(self) -> bool:
         """Return whether it has answered, and calls may go there."""
         return self.reach is Reach.UP and self.in_service
+
+    @property
+    def answered(self) -> bool:
+        """Return whether it is up by its own answer, and not only assumed to be."""
+        return self.reach is Reach.UP
 
     @property
     def quarantined(self) -> bool:

@@ -7,8 +7,8 @@ import math
 import os
 from typing import Any
 
-from hangup.config import BackendLimits, BackendSettings, keys
-from hangup.core.admission import BackendLoad
+from hangup.config import BackendLimits, BackendSettings, DiscoveredBackend, keys
+from hangup.core.admission import BackendLoad, HealthEvent
 from hangup.core.catalog import Offer
 from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC, Abort, EngineAdapter, Facts, Seen, hosted
 from hangup.gateway.backends.pool import Dial, Pool
@@ -54,6 +54,8 @@ class Backend:
             kv_tokens=settings.kv_tokens,
             step_slo_s=limits.step_slo_s,
         )
+        if isinstance(settings, DiscoveredBackend) and settings.warm_up:
+            self.load.health.apply(HealthEvent.FOUND_NEW)
         # A backend counts as the least capable kind until it was recognised.
         self._slots_given = bool(self.load.slots)
         self.facts_known = False  # its facts were queried

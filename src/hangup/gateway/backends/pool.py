@@ -6,10 +6,10 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from hangup.config import BackendSettings, EngineLimits
+from hangup.config import BackendSettings, DiscoveredBackend, EngineLimits
 from hangup.core import reasons
 from hangup.errors import EngineFault, OutOfResources
 from hangup.gateway.backends.connection import EngineConnection
@@ -26,6 +26,7 @@ class Address:
     port: int
     tls: bool
     prefix: str  # precedes the API's own path
+    ip: str = ""  # where to connect, if DNS was asked already
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -34,6 +35,17 @@ class Address:
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         assert parts.hostname is not None  # checked with the configuration
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
+
+    @classmethod
+    def of(cls, settings: BackendSettings) -> Address:
+        """Return a backend's address; one that was discovered is at an IP address behind the name in its URL."""
+        address = cls.parse(settings.url)
+        return replace(address, ip=settings.address) if isinstance(settings, DiscoveredBackend) else address
+
+    @property
+    def at(self) -> str:
+        """Where to connect."""
+        return self.ip or self.host
 
     @property
     def authority(self) -> str:
@@ -51,7 +63,7 @@ class Pool:
         self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
     ) -> None:
         self._dial = dial
-        self.address = Address.parse(settings.url)
+        self.address = Address.of(settings)
         self.limits = limits
         self.open: set[EngineConnection] = set()
         self._loop = loop
@@ -92,7 +104,7 @@ class Pool:
             async with asyncio.timeout(within_s):
                 _, connection = await self._loop.create_connection(
                     new,
-                    address.host,
+                    address.at,
                     address.port,
                     ssl=self._tls,
                     server_hostname=address.host if address.tls else None,
@@ -100,7 +112,7 @@ class Pool:
         except TimeoutError:
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"connect timed out after {within_s:g} s") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:  # an invalid host name raises UnicodeError
-            if await is_own_lack(error, address.host, address.port, self._loop):
+            if await is_own_lack(error, address.at, address.port, self._loop):
                 raise OutOfResources(reasons.OUT_OF_RESOURCES, f"cannot connect: {error}") from None
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)

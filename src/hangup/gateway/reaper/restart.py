@@ -18,9 +18,9 @@ from hangup.gateway.backends.pool import Address
 
 def command(template: str, settings: BackendSettings) -> list[str]:
     """Split the command into words and replace the backend's placeholders."""
-    address = Address.parse(settings.url)
+    address = Address.of(settings)
     name = settings.name or address.authority
-    known = {"{name}": name, "{url}": settings.url, "{host}": address.host, "{port}": str(address.port)}
+    known = {"{name}": name, "{url}": settings.url, "{host}": address.at, "{port}": str(address.port)}
     words = shlex.split(template)
     for mark, value in known.items():
         words = [word.replace(mark, value) for word in words]
