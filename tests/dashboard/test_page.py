@@ -74,7 +74,7 @@ def test_a_job_is_shown_followed_and_cancelled_in_the_engine(browser: Any) -> No
             assert "/v1/chat/completions" in row.inner_text() and "400" in row.inner_text()
             page.on("dialog", lambda dialog: dialog.accept())
             row.get_by_role("button").click()
-            page.locator("#done").filter(has_text=f"{id} is cancelled").wait_for()
+            page.locator("#done").filter(has_text=f"Job {id} is cancelled").wait_for()
             row.wait_for(state="detached")
         assert engine.wait_idle()["running"] == 0
         assert sdk.batches.retrieve(id).status == "cancelled"
@@ -189,7 +189,7 @@ def test_it_sorts_and_filters(browser: Any, pair: tuple[Gateway, StandIn]) -> No
         page.get_by_role("button", name="Filter").click()
         page.locator('#calls-body [data-key="two"]').wait_for(state="detached")
         page.get_by_role("button", name="Kill all matching calls").click()
-        page.get_by_text("no live call matches").wait_for()
+        page.get_by_text("No live call matches the filter.").wait_for()
         assert sorted(live(gateway)) == ["one", "two"]
 
 
@@ -224,6 +224,10 @@ def test_it_goes_on_after_a_restart_of_the_gateway(browser: Any) -> None:
 
 def test_the_token_is_asked_for(browser: Any, pair: tuple[Gateway, StandIn]) -> None:
     with Gateway(pair[1].url, admin_token_env="T", env={"T": "s3cret"}) as gateway, opened(browser, gateway) as page:
+        page.get_by_text("the gateway requires its admin token").wait_for()
+        page.get_by_label("Admin token").fill("guessed")
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_text("the gateway refused this admin token").wait_for()
         page.get_by_label("Admin token").fill("s3cret")
         page.get_by_role("button", name="Sign in").click()
         page.locator("#state:not(.lost)", has_text="ready").wait_for()

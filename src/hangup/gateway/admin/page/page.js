@@ -8,9 +8,9 @@ const MONEY_MS = 10000;
 const COLUMNS = [
   ["id", "Call", ""], ["tenant", "Tenant", "tenant"], ["client", "Client", "client"], ["model", "Model", "model"],
   ["backend", "Backend", "backend"],
-  ["slot", "Slot", ""], ["phase", "Phase", "phase"], ["age_s", "Age", "age"], ["tokens_in", "In", ""],
-  ["tokens_out", "Out", "tokens"], ["tokens_per_s", "Tok/s", "rate"], ["idle_s", "Idle", "idle"],
-  ["deadline_left_s", "Deadline", "deadline"], ["waits_for", "Waiting for", ""],
+  ["slot", "Slot", ""], ["phase", "Phase", "phase"], ["age_s", "Age (s)", "age"], ["tokens_in", "Tokens in", ""],
+  ["tokens_out", "Tokens out", "tokens"], ["tokens_per_s", "Tokens/s", "rate"], ["idle_s", "Idle (s)", "idle"],
+  ["deadline_left_s", "Deadline in (s)", "deadline"], ["waits_for", "Waiting for", ""],
 ];
 const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
 
@@ -54,6 +54,7 @@ function lasting(seconds) {
 }
 
 const count = new Intl.NumberFormat("en").format;
+const several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 // Rows are kept by key and only changed cells are touched: the focus stays where it is, and little is redrawn.
 function fill(body, rows, key, cells, action) {
@@ -82,7 +83,11 @@ async function watch() {
   for (;;) {
     try {
       const answer = await fetch("api/events", { headers: headers() });
-      if (answer.status === 401) $("login").hidden = false;
+      if (answer.status === 401) {
+        $("login").hidden = false;
+        const given = sessionStorage.getItem("token") !== null;
+        throw new Error(given ? "the gateway refused this admin token" : "the gateway requires its admin token");
+      }
       if (!answer.ok) throw new Error(`the gateway returned status ${answer.status}`);
       $("login").hidden = true;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -110,7 +115,7 @@ function glance(now) {
   const nobody = last[2] === null ? "–" : count(Math.round(Math.max(last[2] - last[3], 0)));
   tiles({
     "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
-    "Tokens/s received": count(Math.round(last[3])), "Tokens/s for nobody": nobody,
+    "Tokens/s received": count(Math.round(last[3])), "Tokens/s nobody receives": nobody,
     "Tokens delivered": count((now.tokens.delivered || 0) + now.tokens_streaming), "Tokens wasted": count(now.tokens.wasted || 0),
   });
   alarms(now.alarms);
@@ -141,7 +146,7 @@ function tiles(values) {
 function alarms(rows) {
   const words = rows.map((row) => {
     const who = row.suspects.tenants.length ? ` Suspected tenants: ${row.suspects.tenants.join(", ")}.` : "";
-    return `${row.backend} is computing tokens nobody receives (${row.signal}).${who}`;
+    return `Backend ${row.backend} computes tokens that nobody receives (signal: ${row.signal}).${who} Check its zombies; drain it to stop new calls.`;
   });
   fill($("alarms"), words, (text) => text, () => [], (text) => element("p", text));
 }
@@ -175,12 +180,12 @@ function element2(name, attributes) {
 
 const LIMITED_BY = {
   slots: "slots", late_first_tokens: "first tokens are late", engine_reports_waiting: "calls wait in the engine",
-  engine_refused: "the engine refuses more", slow_steps: "tokens are slow",
+  engine_refused: "the engine refused more calls", slow_steps: "tokens are slow",
 };
 
 function limitText(row) {
   if (row.limit === null) return "none";
-  const why = row.paused_s !== null ? `engine refuses calls for ${row.paused_s} s` : LIMITED_BY[row.limited_by];
+  const why = row.paused_s !== null ? `the engine refuses calls for ${row.paused_s} s` : LIMITED_BY[row.limited_by];
   return why ? `${count(row.limit)} (${why})` : count(row.limit);
 }
 
@@ -194,7 +199,7 @@ function backends(rows) {
   fill($("backends"), rows, (row) => row.name, cells, (row) => doing("Drain", `Drain ${row.name}`, async (button) => {
     const on = button.textContent === "Drain";
     await ask(on ? "PUT" : "DELETE", `api/backends/${encodeURIComponent(row.name)}/drain`);
-    say(`${row.name} is ${on ? "drained and gets no new calls" : "no longer drained"}`);
+    say(`Backend ${row.name} is ${on ? "drained and gets no new calls" : "no longer drained"}.`);
   }));
   for (const row of rows) {
     const button = $("backends").querySelector(`[data-key="${CSS.escape(row.name)}"] button`);
@@ -210,7 +215,7 @@ function ladderWords(row) {
 
 // Whether an engine has stopped the work of an ended call.
 const RELEASES = {
-  verified: ["stopped, verified", "good"], restarted: ["stopped by a restart", "good"], unverified: ["disconnected, not verified", "warm"],
+  verified: ["stopped, verified", "good"], restarted: ["stopped by a restart", "good"], unverified: ["disconnected, stop not verified", "warm"],
   pending: ["waiting for confirmation", "soft"], zombie: ["still running", "bad"],
 };
 
@@ -225,7 +230,7 @@ function zombies(rows) {
 
 function left(rows) {
   fill($("left"), rows, (row) => row.id, (row) => [
-    [row.id], [shown(row.tenant)], [row.backend], [row.cause], [lasting(row.ended_s_ago), "number"], [count(row.tokens_out), "number"],
+    [row.id], [shown(row.tenant)], [row.backend], [row.cause], [`${lasting(row.ended_s_ago)} ago`, "number"], [count(row.tokens_out), "number"],
     RELEASES[row.release] || ["not started", "soft"],
   ]);
 }
@@ -245,7 +250,7 @@ function jobs(known) {
   fill($("jobs"), known.rows, (row) => row.id, cells, (row) => doing("Cancel", `Cancel ${row.id}`, async () => {
     if (confirm(`Cancel job ${row.id} of ${row.tenant} and stop its work in the engines?`)) {
       const job = await ask("DELETE", `api/jobs/${encodeURIComponent(row.id)}`);
-      say(`${job.id} is ${job.status}${job.items.claimed ? `: waiting for the engines to stop ${count(job.items.claimed)} items` : ""}`);
+      say(`Job ${job.id} is ${job.status}${job.items.claimed ? `; waiting for the engines to stop ${several(job.items.claimed, "item")}` : ""}.`);
     }
   }));
 }
@@ -270,12 +275,12 @@ async function calls() {
     const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), NUMBERS.has(key) ? "number" : ""]);
     fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, async () => {
       if (confirm(`Kill call ${row.id} of ${row.tenant} and stop its work in the engine?`)) {
-        say(`Killing ${row.id}; waiting for the engine to confirm …`);
+        say(`Killing call ${row.id}; waiting for the engine to confirm …`);
         killed((await ask("DELETE", `api/calls/${encodeURIComponent(row.id)}`)).killed);
       }
     }));
   } catch (error) {
-    say(error.message);
+    say(`The live calls could not be listed: ${error.message}`);
   } finally {
     view.asking = false;
   }
@@ -284,7 +289,7 @@ async function calls() {
 function killed(rows) {
   if (rows.length !== 1) {
     const gone = rows.filter((row) => row.verified).length;
-    say(`${count(rows.length)} calls killed; verified in the engine: ${count(gone)}`);
+    say(`Killed ${several(rows.length, "call")}; the engines confirmed ${count(gone)} of them stopped.`);
     return;
   }
   const [row] = rows;
@@ -297,7 +302,7 @@ function doing(text, label, act) {
   const button = element("button", text, { "aria-label": label });
   button.addEventListener("click", async () => {
     button.disabled = true;
-    try { await act(button); } catch (error) { say(error.message); }
+    try { await act(button); } catch (error) { say(`${label}: failed: ${error.message}`); }
     button.disabled = false;
     calls();
   });
@@ -357,13 +362,13 @@ $("kill-chosen").addEventListener("click", async () => {
   view.filter = Object.fromEntries(new FormData($("filter")));
   try {
     const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.length;
-    if (!chosen) say("no live call matches");
-    else if (confirm(`Kill ${chosen} calls and stop their work in the engines?`)) {
-      say(`Killing ${chosen} calls; waiting for the engines to confirm …`);
+    if (!chosen) say("No live call matches the filter.");
+    else if (confirm(`Kill ${several(chosen, "call")} and stop the work in the engines?`)) {
+      say(`Killing ${several(chosen, "call")}; waiting for the engines to confirm …`);
       killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
     }
   } catch (error) {
-    say(error.message);
+    say(`The calls could not be killed: ${error.message}`);
   }
   calls();
 });
