@@ -24,8 +24,9 @@ from hangup.gateway.client.connection_state import BODY, BUSY, CLOSED, HEAD, IDL
 from hangup.gateway.client.departures import why_lost
 from hangup.gateway.client.handlers import RequestHandler, RequestRouter
 from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
+from hangup.gateway.client.unreadable import why_head_cannot_end, why_invalid
 from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
-from hangup.gateway.http.head import HEAD_END, RequestHead, has_bare_lf, status_of_overlong, without_empty_lines
+from hangup.gateway.http.head import HEAD_END, RequestHead, without_empty_lines
 from hangup.gateway.http.known_heads import read_request_head
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -220,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             head = read_request_head(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
         except WireError as error:
-            self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), f"Invalid request: {error}.")
+            self._refuse_unreadable(*why_invalid(error))
             return
         self.http11 = head.http11
         self._bodyless = head.method == "HEAD"
@@ -240,10 +241,9 @@ class ClientConnection(asyncio.Protocol):
 
     def _wait_for_head(self, limits: ClientLimits) -> None:
         scanned, self._scanned = self._scanned, len(self._buffer)
-        if has_bare_lf(self._buffer, scanned):
-            self._refuse_unreadable(reasons.MALFORMED, "Invalid request: a line ends in a bare LF.")
-        elif len(self._buffer) >= limits.header_bytes_max:
-            self._refuse_unreadable(_REASON_BY_STATUS[status_of_overlong(self._buffer, limits.url_bytes_max)])
+        why = why_head_cannot_end(self._buffer, scanned, limits)
+        if why is not None:
+            self._refuse_unreadable(*why)
         elif self.state is IDLE:
             self.state = HEAD
             self._set_due_in(limits.header_s)
@@ -287,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             payload = self._decoder.feed(data)
         except WireError as error:
-            self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), f"Invalid request: {error}.")
+            self._refuse_body(*why_invalid(error))
             return
         self._body_bytes += len(payload)
         if self._body_bytes > self.handler.body_bytes_max:
@@ -486,14 +486,6 @@ class ClientConnection(asyncio.Protocol):
         if self.handler is not None:
             self.handler.client_left(reason)
         self.drop()
-
-
-_REASON_BY_STATUS = {
-    414: reasons.URL_TOO_LONG,
-    431: reasons.HEADERS_TOO_LARGE,
-    501: reasons.NOT_IMPLEMENTED,
-    505: reasons.HTTP_VERSION_NOT_SUPPORTED,
-}
 
 
 def _discard(data: bytes) -> None:

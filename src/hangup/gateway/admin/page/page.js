@@ -10,7 +10,7 @@ const COLUMNS = [
   ["backend", "Backend", "backend"],
   ["slot", "Slot", ""], ["phase", "Phase", "phase"], ["age_s", "Age (s)", "age"], ["tokens_in", "Tokens in", ""],
   ["tokens_out", "Tokens out", "tokens"], ["tokens_per_s", "Tokens/s", "rate"], ["idle_s", "Idle (s)", "idle"],
-  ["deadline_left_s", "Deadline in (s)", "deadline"], ["waits_for", "Waiting for", ""],
+  ["deadline_left_s", "Deadline (s)", "deadline"], ["waits_for", "Waiting for", ""],
 ];
 const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
 
