@@ -1,4 +1,4 @@
-"""Ten thousand clients that leave in one instant, behind one front proxy that dies: what others notice, and when engines know.
+"""Ten thousand calls that end in one instant, since a front proxy or an engine dies: what others notice, and when engines know.
 
     clients: one process that holds all streams and is killed (kill -9) ──▶ hangup ──▶ engine "crowd"
     bystanders: 20 streams of 50 chunks/s each ─────────────────────────▶ hangup ──▶ engine "others"
@@ -7,7 +7,7 @@
 A turn of the loop is measured inside the gateway (`watched_serve`), a chunk's lateness at the bystander, the end of a stream by
 its engine's own clock.
 
-usage: python -m bench.departures [--clients 9900] [--how rst fin]
+usage: python -m bench.departures [--clients 9900] [--how rst fin engine]      engine: "crowd" is killed, not the clients
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from bench.suites import _get
 BYSTANDERS = 20
 RATE = 50.0
 QUIET_S = 4.0  # watched before the departure, and after it
+_WAYS = ("rst", "fin", "engine")
 
 
 class Timed(load.Stream):
@@ -56,7 +57,7 @@ class Timed(load.Stream):
         return max(later - earlier for earlier, later in itertools.pairwise(came)) - 1 / RATE
 
 
-async def run(clients: int = 9900, ways: tuple[str, ...] = ("rst", "fin")) -> dict[str, Any]:
+async def run(clients: int = 9900, ways: tuple[str, ...] = _WAYS) -> dict[str, Any]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     clients = min(clients, (files - 250) // 2)
     return {way: await _leave(clients, way) for way in ways}
@@ -72,11 +73,11 @@ async def _leave(clients: int, way: str) -> dict[str, float]:
         direct = [await _open(others.port, body) for _ in range(BYSTANDERS)]
         await asyncio.sleep(QUIET_S)
         cpu, left_at = gateway.cpu_s(), time.monotonic()
-        proxy.send_signal(signal.SIGKILL)
+        (crowd.processes[0] if way == "engine" else proxy).send_signal(signal.SIGKILL)
         await asyncio.sleep(QUIET_S)
         cpu = gateway.cpu_s() - cpu
         after = left_at + QUIET_S
-        lost = json.loads(await asyncio.to_thread(_get, crowd.port, "/stats"))["lost"]
+        lost = {} if way == "engine" else json.loads(await asyncio.to_thread(_get, crowd.port, "/stats"))["lost"]
         before, turns = watched_serve.turns(noted, left_at - QUIET_S, left_at), watched_serve.turns(noted, left_at, after)
         row = {
             "clients": clients,
@@ -158,7 +159,7 @@ async def _hold(port: int, clients: int, way: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, default=9900)
-    parser.add_argument("--how", nargs="+", choices=["rst", "fin"], default=["rst", "fin"])
+    parser.add_argument("--how", nargs="+", choices=_WAYS, default=_WAYS)
     parser.add_argument("--hold", type=int, default=0)
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

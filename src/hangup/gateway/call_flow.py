@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -307,17 +308,25 @@ class CallFlow(ClientRequest):
         return True
 
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
-        """Handle the loss of the engine's connection: it ends the answer, calls for a retry, or is a failure."""
+        """Handle the loss of the engine's connection; a little later, if the engine has lost many at once."""
         attempt = self.attempt
         assert attempt is not None
         attempt.connection = None
+        lost = partial(self._lost, attempt, error, unread=connection.was_closed_while_idle(error))
+        if not self.ports.ends.defer(lost, self.fault, attempt.backend.pool.open):
+            lost()
+
+    def _lost(self, attempt: Attempt, error: Exception | None, *, unread: bool) -> None:
+        """Act on the loss, unless the call has moved on: it ends the answer, calls for a retry, or is a failure."""
+        if self.attempt is not attempt:
+            return
         refused, self._refusal = self._refusal, None
         if refused is not None and error is None and refused.connection_ended():
             return
         if self._relay is not None:
             if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
-        elif connection.was_closed_while_idle(error) and self._repeatable():
+        elif unread and self._repeatable():
             self._ask_again(attempt)  # the engine closed an idle connection, which is not a failure
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))

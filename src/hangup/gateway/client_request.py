@@ -23,6 +23,7 @@ from hangup.gateway.backend_set import Backends
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.client.client import ResponseSink
 from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client.end_queue import EndQueue
 from hangup.gateway.cors import Origins
 from hangup.gateway.engine_responses import EngineResponses
 from hangup.gateway.http.head import Headers
@@ -55,6 +56,7 @@ class FlowPorts:
     engine_responses: EngineResponses
     origins: Origins
     uploads: Uploads
+    ends: EndQueue
     jobs: JobServices
 
 

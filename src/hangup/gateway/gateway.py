@@ -21,6 +21,7 @@ from hangup.gateway.backend_set import BackendEvents, Backends
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.pool import Dial
 from hangup.gateway.call_lines import CallLines
+from hangup.gateway.client.end_queue import EndQueue
 from hangup.gateway.client_request import ClientRequest, FlowPorts
 from hangup.gateway.cors import Origins
 from hangup.gateway.engine_responses import EngineResponses
@@ -62,6 +63,7 @@ class Gateway:
         self.stopping = Stopping(self.registry.live, self.placement, log, lines, limits.zombie_stories_max)
         self.routing = Routing(self.backends, loop, log, self.placement.regroup)
         self.uploads = Uploads()
+        self.ends = EndQueue()
         self.jobs = JobServices()
         self.ports = FlowPorts(
             loop=loop,
@@ -76,6 +78,7 @@ class Gateway:
             engine_responses=EngineResponses(),
             origins=Origins(),
             uploads=self.uploads,
+            ends=self.ends,
             jobs=self.jobs,
         )
         self.jobs_port = JobsPort(self.ports, lambda: self.limits)

@@ -13,7 +13,6 @@ from hangup.errors import Refusal
 from hangup.gateway.apis.engine_paths import HEALTH
 from hangup.gateway.apis.routes import PassThroughApi
 from hangup.gateway.client.connection import ClientConnection
-from hangup.gateway.client.departures import Departures
 from hangup.gateway.client_request import ClientRequest, FlowPorts
 from hangup.gateway.cors import is_preflight
 from hangup.gateway.http.head import RequestHead
@@ -39,7 +38,8 @@ class Intake(ClientConnections):
         self.tls: ssl.SSLContext | None = None  # for the data port
         self.half_close_is_hangup = True
         self.draining = False
-        self.departures = Departures()
+        self.ends = ports.ends
+        self.ends.clients = self.open_connections
         self._ports = ports
 
     def configure(self, limits: TrafficLimits, half_close: str) -> None:

@@ -179,8 +179,8 @@ class Stopping:
     def keys(self, backend: Backend) -> set[str]:
         return stuck_calls.keys(self._live.values(), backend)
 
-    def abandon(self, backend: Backend, why: str) -> int:
-        return stuck_calls.abandon(self._live.values(), backend, why)
+    async def abandon(self, backend: Backend, why: str) -> int:
+        return await stuck_calls.abandon(self._live.values(), backend, why)
 
     def log_event(self, event: str, **fields: object) -> None:
         self._log.event(event, **fields)

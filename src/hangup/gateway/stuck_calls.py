@@ -11,6 +11,7 @@ from hangup.core.call import Call, Phase
 from hangup.core.reaper import Waiting, reading_s
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.placement import Placed
+from hangup.tasks import in_slices
 
 _WHOLE_S = 60.0  # an answer that is not streamed may be silent for this much longer
 _PHASES = (Phase.SENT, Phase.ANSWERING)
@@ -40,7 +41,11 @@ class InEngine(Protocol):
 
 
 def _inside(flows: Iterable[InEngine], backend: Backend) -> Iterator[InEngine]:
-    return (f for f in flows if f.backend is backend and f.call.phase in _PHASES and not f.call.engine_finished)
+    return (flow for flow in flows if _is_inside(flow, backend))
+
+
+def _is_inside(flow: InEngine, backend: Backend) -> bool:
+    return flow.backend is backend and flow.call.phase in _PHASES and not flow.call.engine_finished
 
 
 def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting], float]:
@@ -65,12 +70,16 @@ def keys(flows: Iterable[InEngine], backend: Backend) -> set[str]:
     return {flow.engine_key for flow in flows if flow.backend is backend and flow.engine_key}
 
 
-def abandon(flows: Iterable[InEngine], backend: Backend, why: str) -> int:
-    """Take all live calls away from an engine; return how many there were."""
-    stuck = list(_inside(flows, backend))
-    for flow in stuck:
+async def abandon(flows: Iterable[InEngine], backend: Backend, why: str) -> int:
+    """Take all live calls away from an engine, in slices if there are many; return how many there were."""
+
+    def leave(flow: InEngine) -> None:
         try:
-            flow.abandon(why)
+            if _is_inside(flow, backend):
+                flow.abandon(why)
         except Exception as error:  # a bug fails this call only; the others must leave the engine, too
             flow.fault(error)
+
+    stuck = list(_inside(flows, backend))
+    await in_slices(leave, stuck)
     return len(stuck)

@@ -27,7 +27,7 @@ from hangup.gateway.backends import memory
 from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
-from hangup.gateway.client.departures import Departures
+from hangup.gateway.client.end_queue import EndQueue
 from hangup.gateway.client.handlers import RequestHandler
 from hangup.gateway.http.head import RequestHead
 
@@ -55,7 +55,7 @@ class EngineServer:
         self.limits = limits
         self.connections: set[ClientConnection] = set()
         self.body_bytes = 0
-        self.departures = Departures()
+        self.ends = EndQueue(self.connections)
         self._calls: dict[str, set[EngineCall]] = {}
         self._pages: dict[str, Callable[[], tuple[int, bytes, bytes]]] = {
             "/health": self._health,

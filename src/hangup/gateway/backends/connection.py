@@ -57,6 +57,7 @@ class EngineConnection(asyncio.Protocol):
         "_handler",
         "_has_body",
         "_head_bytes_max",
+        "_held_back",
         "_may_switch",
         "_news",
         "_on_full",
@@ -79,6 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self._feed: Callable[[bytes], None] | None = None
         self._buffer = b""
         self._paused = False
+        self._held_back = False  # not read from, because the engine has lost many connections at once
         self._asked_at = 0.0
         self._got_bytes = False  # any byte has arrived since the request was sent
         self._has_body = False  # the request has one
@@ -194,6 +196,21 @@ class EngineConnection(asyncio.Protocol):
             self._paused = False
             if not self.transport.is_closing():
                 self.transport.resume_reading()
+
+    def hold_back(self) -> bool:
+        """Read nothing for now; return False if it cannot be held back, or is already."""
+        if self._held_back or self._paused or self.transport.is_closing():
+            return False
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self._held_back = True
+        self.transport.pause_reading()
+        return True
+
+    def read_again(self) -> None:
+        self._held_back = False
+        if not self._paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def was_closed_while_idle(self, error: Exception | None) -> bool:
         """After the connection was lost, with `error`: return True if the engine closed it while it was idle, so that it never

@@ -21,9 +21,10 @@ from hangup.core.reasons import Reason
 from hangup.errors import WireError
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection_state import BODY, BUSY, CLOSED, HEAD, IDLE, LINGER, TUNNEL
-from hangup.gateway.client.departures import why_lost
+from hangup.gateway.client.end_queue import why_lost
 from hangup.gateway.client.handlers import RequestHandler, RequestRouter
-from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
+from hangup.gateway.client.stall import StallWatch
+from hangup.gateway.client.timed import Timed
 from hangup.gateway.client.unreadable import why_head_cannot_end, why_invalid
 from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
 from hangup.gateway.http.head import HEAD_END, RequestHead, without_empty_lines
@@ -32,7 +33,7 @@ from hangup.gateway.http.known_heads import read_request_head
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Timed):
     __slots__ = (
         "_body",
         "_body_began_at",
@@ -42,15 +43,12 @@ class ClientConnection(asyncio.Protocol):
         "_chunked_answer",
         "_close_after",
         "_decoder",
-        "_due",
+        "_held_back",
         "_keep_alive",
         "_linger_bytes",
-        "_loop",
         "_owner",
         "_scanned",
         "_stall",
-        "_timer",
-        "_timer_at",
         "_tunnel",
         "_unsent",
         "handler",
@@ -65,8 +63,8 @@ class ClientConnection(asyncio.Protocol):
     write: Callable[[bytes], None]
 
     def __init__(self, owner: RequestRouter[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
         self._owner = owner
-        self._loop = loop
         self.state = IDLE
         self.handler: RequestHandler | None = None
         self.peer = ""
@@ -83,9 +81,7 @@ class ClientConnection(asyncio.Protocol):
         self._bodyless = False  # HEAD request: its answer is sent without a body
         self._unsent = b""
         self._linger_bytes = 0
-        self._due = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._held_back = False  # not read from, because many clients leave at once
         self._stall: StallWatch | None = None
         self._tunnel: Callable[[bytes], None] | None = None
 
@@ -151,7 +147,7 @@ class ClientConnection(asyncio.Protocol):
             if self.state is BUSY and not self._owner.half_close_is_hangup:
                 self._close_after = True
                 return True
-            if self._owner.departures.take(self, reasons.CLIENT_FIN):
+            if self._owner.ends.client_left(self, reasons.CLIENT_FIN):
                 self.state = CLOSED
                 # It stays open until its turn has come; with TLS it cannot, and the event loop would warn.
                 return self.transport.get_extra_info("sslcontext") is None
@@ -166,11 +162,24 @@ class ClientConnection(asyncio.Protocol):
         self._timer = self._stall = None
         self._drop_body()
         self.write = _discard  # a call whose departure waits may still have something to say
-        if self.handler is not None and not departing and not self._owner.departures.take(self, why_lost(exc)):
+        if self.handler is not None and not departing and not self._owner.ends.client_left(self, why_lost(exc)):
             self.handler.client_left(why_lost(exc))
             self.handler = None
         self._tunnel = None
         self._owner.disconnected(self)
+
+    def hold_back(self) -> bool:
+        """Read nothing from a client that awaits its answer, while many leave at once: all it could say is that it leaves."""
+        if self.state is not BUSY or self._held_back or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self.transport.pause_reading()
+        self._held_back = True
+        return True
+
+    def read_again(self) -> None:
+        if self._held_back and not self.transport.is_closing():
+            self.transport.resume_reading()
+        self._held_back = False
 
     def pause_writing(self) -> None:
         self._stall = StallWatch(self._loop, self.transport, self._owner.limits, self._give_up)
@@ -354,6 +363,7 @@ class ClientConnection(asyncio.Protocol):
     def switch(self, take: Callable[[bytes], None]) -> bytes:
         """Leave HTTP behind: from now on all data goes to `take`. Return the data that has arrived already."""
         self.flush()
+        self.read_again()
         self.state = TUNNEL
         self._tunnel = take
         early, self._buffer = self._buffer, b""
@@ -404,6 +414,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
         else:
             self.state = IDLE
+            if self._held_back:
+                self.read_again()
             self.set_due(self._loop.time() + self._owner.limits.idle_s)
             if self._buffer:
                 # In a later iteration of the loop: a series of pipelined requests must neither recurse nor delay other clients.
@@ -440,38 +452,15 @@ class ClientConnection(asyncio.Protocol):
 
     # Deadlines
 
-    def set_due(self, due: float) -> None:
-        """Set the time of the next check. The timer is reset only if it would fire too late: most calls do not touch it."""
-        self._due = due
-        if self._timer_at > due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(due, self._on_timer)
-            self._timer_at = due
-
-    def _set_due_in(self, seconds: float) -> None:
-        self.set_due(self._loop.time() + seconds)
-
     def _set_body_due(self) -> None:
         assert self.handler is not None
         self.set_due(min(self._loop.time() + self._owner.limits.body_idle_s, self._body_began_at + self.handler.body_s))
 
-    def _on_timer(self) -> None:
-        late = self._loop.time() - self._timer_at
-        self._timer, self._timer_at = None, math.inf
-        if late > LATE_S:
-            self._timer_at = self._loop.time() + CATCH_UP_S
-            self._timer = self._loop.call_at(self._timer_at, self._on_timer)
-            return
-        try:
-            self._time_has_come()
-        except Exception as error:
-            self._fault(error)
+    def _defer(self, end: Callable[[], None]) -> bool:
+        return self._owner.ends.defer(end, self._fault)
 
     def _time_has_come(self) -> None:
-        if self._due > self._loop.time():
-            self.set_due(self._due)
-        elif self.state in (BUSY, TUNNEL) and self.handler is not None:
+        if self.state in (BUSY, TUNNEL) and self.handler is not None:
             self.handler.on_due()
         elif self.state is BODY:
             self._refuse_body(reasons.BODY_TIME)

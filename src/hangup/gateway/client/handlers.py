@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from hangup.config import TrafficLimits
@@ -41,11 +42,15 @@ class RequestHandler(Protocol):
         """Handle a bug of ours, at the cost of this call and no other."""
 
 
-class DepartureQueue(Protocol[C_contra]):
-    """Takes departures that must wait because many clients leave at once."""
+class Ends(Protocol[C_contra]):
+    """Takes ends of calls that must wait because many calls end at once."""
 
-    def take(self, connection: C_contra, reason: Reason) -> bool:
+    def client_left(self, connection: C_contra, reason: Reason) -> bool:
         """Return False if the connection is to end its call at once; else the call will be ended a little later."""
+
+    def defer(self, end: Callable[[], None], fault: Callable[[Exception], None], /) -> bool:
+        """Return False if the caller is to end a call at once; else `end` will be called a little later, and `fault` if it
+        raises."""
 
 
 class RequestRouter(Protocol[C_contra]):
@@ -55,7 +60,7 @@ class RequestRouter(Protocol[C_contra]):
     body_bytes: int  # size of incomplete bodies, of all connections together
 
     @property
-    def departures(self) -> DepartureQueue[C_contra]: ...
+    def ends(self) -> Ends[C_contra]: ...
 
     @property
     def limits(self) -> TrafficLimits: ...

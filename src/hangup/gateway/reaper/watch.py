@@ -59,7 +59,7 @@ class WatchHost(Protocol):
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
         """Return the live calls that wait for output of the backend, and when it last sent anything."""
 
-    def abandon(self, backend: Backend, why: str) -> int:
+    async def abandon(self, backend: Backend, why: str) -> int:
         """Move the backend's live calls elsewhere, or fail them with the reason. Return how many there were."""
 
     def keys(self, backend: Backend) -> set[str]:
@@ -197,7 +197,7 @@ class BackendWatch:
         for step in self.ladder.advance(now, self.pending_stops.zombies, trouble, live):
             await self._carry_out(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
-            self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
+            await self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
         self._apply_health_event(self._health_event(time.monotonic()))
         self._look_again_at(self.pending_stops.next_due(time.monotonic()))
 
@@ -323,8 +323,8 @@ class BackendWatch:
         self._last_output_at = max(last_output_at, self._stood_still_until)
         return self._stillness.look(self._waiting, self._last_output_at, now)
 
-    def _abandon(self, why: str) -> None:
-        count = self._host.abandon(self.backend, why)
+    async def _abandon(self, why: str) -> None:
+        count = await self._host.abandon(self.backend, why)
         if count:
             self._log_event("calls_evicted", calls=count, reason=why)
 
@@ -356,7 +356,7 @@ class BackendWatch:
             self._apply_health_event(HealthEvent.TAKEN_BACK)
 
     async def _restart(self) -> None:
-        self._abandon("hangup is restarting the engine.")
+        await self._abandon("hangup is restarting the engine.")
         why = await self._start_anew()
         if not why:
             self._stillness.reset()

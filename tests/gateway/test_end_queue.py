@@ -1,4 +1,4 @@
-"""Many clients disconnect in one instant: engines learn of it first, and no iteration of the event loop handles them all.
+"""Many calls end in one instant, for whatever cause: engines are stopped first, and no iteration of the loop ends all calls.
 
 `make bench ARGS=departures` has ten thousand, and times.
 """
@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 import socket
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import pytest
+from bench import call_cost
 
+from hangup.config import BackendSettings, LimitSettings, Settings
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
+from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.call_flow import CallFlow
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.connection_state import CLOSED
-from hangup.gateway.client.departures import AT_ONCE_MAX, SLICE_S, Departures
+from hangup.gateway.client.end_queue import AT_ONCE_MAX, SEEN_MAX, SLICE_S, EndQueue
+from hangup.gateway.gateway import Gateway as HangupGateway
+from hangup.gateway.log import Log
 from hangup.tasks import in_slices
 from support.processes import Gateway, StandIn
 from support.raw import Client
@@ -60,16 +68,22 @@ class Leaver:
     def close(self) -> None:
         self.events.append(("close", self.number))
 
+    def hold_back(self) -> bool:
+        return False
+
+    def read_again(self) -> None:
+        raise AssertionError("it was not held back")
+
 
 def slow_clock() -> Callable[[], float]:
     ticks = itertools.count()
     return lambda: next(ticks) * SLICE_S / STEPS
 
 
-async def turns_until_done(departures: Departures, events: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+async def turns_until_done(ends: EndQueue, events: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
     """Run the event loop until all clients have left; return what happened in each iteration."""
     turns = []
-    while len(departures):
+    while len(ends):
         before = len(events)
         await asyncio.sleep(0)
         turns.append(events[before:])
@@ -79,12 +93,12 @@ async def turns_until_done(departures: Departures, events: list[tuple[str, int]]
 def test_few_departures_are_handled_at_once_and_many_in_slices() -> None:
     async def main() -> None:
         events: list[tuple[str, int]] = []
-        departures = Departures(clock=lambda: 5.0, used_s=slow_clock())
-        taken = [departures.take(cast(Any, Leaver(events, n)), reasons.CLIENT_FIN) for n in range(1000)]
+        ends = EndQueue(clock=lambda: 5.0, used_s=slow_clock())
+        taken = [ends.client_left(cast(Any, Leaver(events, n)), reasons.CLIENT_FIN) for n in range(1000)]
         assert taken == [False] * AT_ONCE_MAX + [True] * (1000 - AT_ONCE_MAX)
         assert events == [("pause", number) for number in range(AT_ONCE_MAX, 1000)]
         events.clear()
-        turns = await turns_until_done(departures, events)
+        turns = await turns_until_done(ends, events)
         late = list(range(AT_ONCE_MAX, 1000))
         assert max(map(len, turns)) <= 2 * STEPS  # an end is two events
         assert [n for what, n in events if what == "stop"] == [n for what, n in events if what == "end"] == late
@@ -97,10 +111,10 @@ def test_few_departures_are_handled_at_once_and_many_in_slices() -> None:
 def test_departures_after_a_pause_are_handled_at_once_again() -> None:
     async def main() -> None:
         now = 5.0
-        departures = Departures(clock=lambda: now)
+        ends = EndQueue(clock=lambda: now)
         for _ in range(100):
             now += 1.0
-            assert not departures.take(cast(Any, Leaver([], 0)), reasons.CLIENT_FIN)
+            assert not ends.client_left(cast(Any, Leaver([], 0)), reasons.CLIENT_FIN)
 
     asyncio.run(main())
 
@@ -108,12 +122,162 @@ def test_departures_after_a_pause_are_handled_at_once_again() -> None:
 def test_a_bug_in_one_departure_does_not_keep_the_others() -> None:
     async def main() -> None:
         events: list[tuple[str, int]] = []
-        departures = Departures(clock=lambda: 5.0)
+        ends = EndQueue(clock=lambda: 5.0)
         for n in range(AT_ONCE_MAX + 10):
-            departures.take(cast(Any, Leaver(events, n, fails=n % 2 == 0)), reasons.CLIENT_FIN)
+            ends.client_left(cast(Any, Leaver(events, n, fails=n % 2 == 0)), reasons.CLIENT_FIN)
         events.clear()
-        await turns_until_done(departures, events)
+        await turns_until_done(ends, events)
         assert Counter(what for what, _ in events) == {"stop": 10, "end": 10, "close": 10, "fault": 5}
+
+    asyncio.run(main())
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+class Held(Leaver):
+    """A client that has not been seen to leave."""
+
+    held = False
+
+    def hold_back(self) -> bool:
+        self.held = True
+        return True
+
+    def read_again(self) -> None:
+        self.events.append(("read", self.number))
+
+
+def test_once_many_have_left_in_a_turn_the_others_are_read_from_a_few_at_a_time() -> None:
+    async def main() -> None:
+        events: list[tuple[str, int]] = []
+        others = [Held(events, n) for n in range(3 * SEEN_MAX + 1)]
+        ends = EndQueue(cast(Any, others), clock=lambda: 5.0)
+        for n in range(AT_ONCE_MAX + SEEN_MAX - 1):
+            ends.client_left(cast(Any, Leaver([], n)), reasons.CLIENT_FIN)
+        assert not any(other.held for other in others)
+        ends.client_left(cast(Any, Leaver([], 0)), reasons.CLIENT_FIN)
+        assert all(other.held for other in others)
+        turns = await turns_until_done(ends, events)
+        assert max(sum(what == "read" for what, _ in turn) for turn in turns) == SEEN_MAX
+        assert [n for what, n in events if what == "read"] == list(range(len(others)))
+
+    asyncio.run(main())
+
+
+def test_once_an_engine_has_lost_many_connections_in_a_turn_its_others_are_read_from_a_few_at_a_time() -> None:
+    async def main() -> None:
+        events: list[tuple[str, int]] = []
+        mine, another = ([Held(events, n) for n in range(2 * SEEN_MAX)] for _ in range(2))
+        ends = EndQueue(clock=lambda: 5.0)
+        for n in range(AT_ONCE_MAX + SEEN_MAX):
+            ends.defer(partial(events.append, ("end", n)), fail, cast(Any, mine))
+            if n % 2:
+                ends.defer(partial(events.append, ("end", n)), fail, cast(Any, another))
+        assert all(one.held for one in mine) and not any(one.held for one in another)
+        turns = await turns_until_done(ends, events)
+        assert [sum(what == "read" for what, _ in turn) for turn in turns[:3]] == [SEEN_MAX, SEEN_MAX, 0]
+        assert not any(what == "end" for what, _ in turns[0])
+
+    asyncio.run(main())
+
+
+def test_few_ends_of_any_cause_are_not_deferred_and_many_come_in_order_in_slices() -> None:
+    async def main() -> None:
+        events: list[tuple[str, int]] = []
+        ends = EndQueue(clock=lambda: 5.0, used_s=slow_clock())
+        deferred = [ends.defer(partial(events.append, ("end", n)), fail) for n in range(500)]
+        assert deferred == [False] * AT_ONCE_MAX + [True] * (500 - AT_ONCE_MAX)
+        turns = await turns_until_done(ends, events)
+        assert max(map(len, turns)) <= STEPS
+        assert events == [("end", n) for n in range(AT_ONCE_MAX, 500)]
+
+    asyncio.run(main())
+
+
+class Crowd:
+    """A gateway without sockets, between many clients and one engine that streams to them."""
+
+    def __init__(self, total_s: float = 600.0) -> None:
+        loop = asyncio.get_running_loop()
+        self.log = Log(os.devnull, 10_000)
+        settings = Settings(
+            backend=(BackendSettings(url="http://127.0.0.1:1", name="engine", health_path=""),),
+            limits=LimitSettings(total_s=total_s),
+        )
+        self.gateway = HangupGateway(settings, loop, self.log)
+        self.gateway.ends._used_s = slow_clock()
+        [backend] = self.gateway.backends.by_name.values()
+        self.engine = [EngineConnection(backend.pool, 65536) for _ in range(CLIENTS)]
+        sent, reads = call_cost.KINDS["streamed"]
+        for engine in self.engine:
+            engine.connection_made(call_cost._Transport())
+            backend.pool.put_back(engine)
+            client = ClientConnection(self.gateway.intake, loop)
+            client.connection_made(call_cost._Transport())
+            client.data_received(sent)
+            engine.data_received(reads[0])
+            engine.data_received(reads[1])
+        assert len(self.live) == CLIENTS
+
+    @property
+    def live(self) -> Sized:
+        return self.gateway.registry.live
+
+    async def ended_per_turn(self) -> list[int]:
+        """Let the loop turn until no call is live; return how many ended in each turn."""
+        turns = []
+        while self.live:
+            before = len(self.live)
+            await asyncio.sleep(0)
+            turns.append(before - len(self.live))
+        return turns
+
+    def causes(self) -> Counter[str]:
+        return Counter(call.reason.code for call in self.gateway.registry.ended if call.reason is not None)
+
+    async def close(self) -> None:
+        await self.gateway.close()
+        self.log.close()
+
+
+def test_an_engine_that_dies_under_many_calls_does_not_end_them_all_in_one_turn() -> None:
+    async def main() -> None:
+        crowd = Crowd()
+        for engine in crowd.engine:
+            engine.connection_lost(ConnectionResetError())
+        assert len(crowd.live) == CLIENTS - AT_ONCE_MAX
+        turns = await crowd.ended_per_turn()
+        assert max(turns) <= STEPS and sum(turns) == CLIENTS - AT_ONCE_MAX
+        assert crowd.causes() == {reasons.ENGINE_DIED.code: CLIENTS}
+        await crowd.close()
+
+    asyncio.run(main())
+
+
+def test_a_call_whose_client_leaves_while_its_engines_death_waits_to_be_handled_ends_once() -> None:
+    async def main() -> None:
+        crowd = Crowd()
+        flows = list(crowd.gateway.registry.live.values())
+        for engine in crowd.engine:
+            engine.connection_lost(ConnectionResetError())
+        flows[-1].client_left(reasons.CLIENT_RESET)
+        await crowd.ended_per_turn()
+        assert crowd.causes() == {reasons.ENGINE_DIED.code: CLIENTS - 1, reasons.CLIENT_RESET.code: 1}
+        await crowd.close()
+
+    asyncio.run(main())
+
+
+def test_deadlines_that_pass_together_do_not_end_all_calls_in_one_turn() -> None:
+    async def main() -> None:
+        crowd = Crowd(total_s=0.3)
+        time.sleep(0.35)  # noqa: ASYNC251 (the loop must find all of them due in one turn)
+        turns = await crowd.ended_per_turn()
+        assert max(turns) <= AT_ONCE_MAX + STEPS and sum(turns) == CLIENTS, turns
+        assert crowd.causes() == {reasons.TOTAL_TIME.code: CLIENTS}
+        await crowd.close()
 
     asyncio.run(main())
 
