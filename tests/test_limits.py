@@ -21,7 +21,14 @@ PACKAGE = TESTS.parent / "src" / "hangup"
 # or simulate a whole gateway; the modules put the gateway together, or merge the limits of routes and tenants.
 WHOLE = {"LimitSettings", "Settings"}
 PACKAGES_WITH_ALL = ("config/", "cli/", "sim/")
-MODULES_WITH_ALL = {"gateway/gateway.py", "gateway/request_policy.py", "gateway/server.py"}
+MODULES_WITH_ALL = {
+    "gateway/gateway.py",
+    "gateway/ports.py",
+    "gateway/request_policy.py",
+    "gateway/server.py",
+    "gateway/workers/server.py",
+    "gateway/workers/settings.py",
+}
 RUNS_INTO = {
     # A call
     "output_tokens_default": "gateway/test_caps.py::TestOutputTokens::test_nothing_is_added_when_the_client_gives_none",
@@ -146,6 +153,7 @@ RUNS_INTO = {
     "divergence_share_max": "gateway/test_limits_alone.py::test_divergence_share_max",
     "divergence_yield_min": "gateway/test_limits_alone.py::test_divergence_yield_min",
     "drain_s": "gateway/test_process.py::TestDrain::test_deadline",
+    "worker_silence_s": "gateway/test_workers.py::test_a_stopped_worker_costs_no_call_and_is_replaced",
     "ended_calls_max": "gateway/test_bounds.py::TestWhatIsRemembered::test_ended_calls",
     "log_wait_s": "admin/test_zombie_costs.py::test_a_line_waits_no_longer_than_it_may",
     "log_lines_max": "gateway/test_lost_and_unknown.py::test_no_more_lines_wait_than_the_log_may_hold",

@@ -341,12 +341,13 @@ def test_an_admin_server_that_ends_by_itself_has_failed(told_to: bool, monkeypat
     class Ending:
         should_exit = told_to
 
-        def __init__(self, view: object, sock: socket.socket, *_: object) -> None:
+        def __init__(self, app: object, sock: socket.socket, *_: object) -> None:
             sock.close()
 
         async def run_until_stopped(self) -> None: ...
 
     monkeypatch.setattr(server, "AdminServer", Ending)
+    monkeypatch.setattr(server, "make_app", lambda view, policy: None)
     with socket.socket() as sock, contextlib.nullcontext() if told_to else pytest.raises(RuntimeError, match="by itself"):
         asyncio.run(object.__new__(server.Server)._serve_admin(cast(Any, None), sock, cast(Any, None), LimitSettings()))
 

@@ -16,6 +16,7 @@ from hangup.config import BackendSettings
 from hangup.config.load import Configuration
 from hangup.engine.options import EngineOptions
 from hangup.gateway.server import Server
+from hangup.gateway.workers.settings import worker_count
 
 _EXAMPLES = """\
 examples:
@@ -27,6 +28,8 @@ examples:
       two backends, and at most 8192 tokens per answer
   hangup serve --spawn "llama-server -m model.gguf --port {port}"
       start an engine, monitor it, and restart it when it is stuck
+  hangup serve --upstream http://127.0.0.1:8000 --workers auto
+      one process per core on the same port; see docs/scale.md
   hangup serve --config hangup.toml
       all settings from a file; SIGHUP reloads it
 """
@@ -53,6 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(config: Configuration, load: Callable[[], Configuration]) -> None:
+    if config.settings.workers != 1 and (count := worker_count(config.settings)) > 1:
+        from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
+
+        engines = ", ".join(backend.url for backend in config.settings.backend)
+        await Supervisor(config, load, count).run(_announce(f"{engines} with {count} workers"))
+        return
     if config.settings.backend:
         await Server(config, load).run(_announce(", ".join(backend.url for backend in config.settings.backend)))
         return

@@ -375,6 +375,9 @@ class ProcessLimits:
     """Limits on the process itself."""
 
     drain_s: float = limit(30.0, "Shutdown timeout after SIGTERM: how long running calls may take before hangup ends them.")
+    worker_silence_s: float = limit(
+        20.0, "How long a worker process may be silent, stopped or blocked, before hangup kills and replaces it.", least=1
+    )
     ended_calls_max: int = limit(1000, "Maximum ended calls kept for `hangup trace`.", least=1)
     log_wait_s: float = limit(
         1.0,

@@ -248,7 +248,7 @@ def convert(field: dataclasses.Field[Any], value: Any) -> Any:
             raise ValueError(f"expected {expected}, got {value!r}")
         return value
     if kind in ("int", "float"):
-        return _number(kind, value, meta, expected)
+        return meta["words"][value] if value in meta["words"] else _number(kind, value, meta, expected)
     if kind.startswith("list"):
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ValueError(f"expected {expected}, got {value!r}")
@@ -308,6 +308,7 @@ def describe(field: dataclasses.Field[Any]) -> str:
         if field.name.endswith(ending):
             words += f" of {unit}"
     least, most = meta["least"], meta["most"]
+    words = " or ".join([*meta["words"], words])
     if least is not None and most is not None:
         return f"{words} from {least:g} to {most:g}"
     return f"{words}, {least:g} or more" if least is not None else words

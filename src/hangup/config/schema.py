@@ -111,6 +111,13 @@ class Settings:
 
     host: str = setting("127.0.0.1", "Address of the data port.")
     port: int = setting(8080, "The data port; 0: any free port.", least=0, most=65535)
+    workers: int = setting(
+        1,
+        "Processes that serve the data port together; auto, or 0: one for each core. See docs/scale.md for what they share.",
+        least=0,
+        most=256,
+        words={"auto": 0},
+    )
     admin_host: str = setting("127.0.0.1", "Address of the admin port.")
     admin_port: int = setting(8081, "The admin port; 0: any free port.", least=0, most=65535)
     admin_token_env: str = setting(

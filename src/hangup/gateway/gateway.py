@@ -50,6 +50,8 @@ class Gateway:
         dials: Mapping[str, Dial] = MappingProxyType({}),
         store: LedgerStore | None = None,
         tracer: Tracer | None = None,
+        *,
+        shares_slots: bool = False,
     ) -> None:
         limits, provider = settings.limits, settings.jobs == "provider"
         self.loop = loop
@@ -57,7 +59,7 @@ class Gateway:
         self.registry: CallRegistry[ClientRequest] = CallRegistry(limits.ended_calls_max)
         self.policy = RequestPolicy(settings, provider=provider)
         self.backends = Backends(loop, log, dials)
-        self.placement = Placement(limits, self.backends, loop)
+        self.placement = Placement(limits, self.backends, loop, shares_slots=shares_slots)
         lines = CallLines(log, loop, lambda: self.limits.log_wait_s)
         self.accounting = Accounting(lines, store, tracer)
         self.stopping = Stopping(self.registry.live, self.placement, log, lines, limits.zombie_stories_max)

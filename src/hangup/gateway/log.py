@@ -7,13 +7,15 @@ dropped and counted.
 from __future__ import annotations
 
 import json
+import os
 import select
+import stat
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +29,8 @@ _FLUSH_S = 0.05
 
 
 class Log:
-    def __init__(self, target: str, lines_max: int) -> None:
+    def __init__(self, target: str, lines_max: int, *, shared: bool = False) -> None:
+        """`shared`: other processes write to the same target, and no line may be torn by another's."""
         self.dropped = 0
         self._lines: deque[bytes] = deque()
         self.lines_max = lines_max
@@ -40,6 +43,9 @@ class Log:
         self._thread: threading.Thread | None = None
         if target != "none":
             self._out = _raw_stdout() if target == "-" else Path(target).open("ab", buffering=0)
+            # The kernel keeps appended data together, but in a pipe only so many bytes.
+            pipe = shared and stat.S_ISFIFO(os.fstat(self._out.fileno()).st_mode)
+            self._piece_bytes_max = select.PIPE_BUF if pipe else sys.maxsize
             self._thread = TASKS.thread("log", self._write_lines)
 
     def record(self, call: Call) -> dict[str, Any] | None:
@@ -122,7 +128,8 @@ class Log:
             while self._lines:
                 lines.append(self._lines.popleft())
             with TASKS.working("log"):
-                self._write(b"".join(lines))
+                for piece in _pieces(lines, self._piece_bytes_max):
+                    self._write(piece)
             if self._closing and not self._lines:
                 return
 
@@ -143,6 +150,20 @@ class Log:
             self.dropped += data.count(b"\n", written + data.startswith(b"\n", written))
         if written:
             self._torn = data[written - 1 : written] != b"\n"
+
+
+def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[bytes]:
+    """Join lines, as many as `bytes_max` allows; a longer line is a piece of its own."""
+    piece: list[bytes] = []
+    size = 0
+    for line in lines:
+        if piece and size + len(line) > bytes_max:
+            yield b"".join(piece)
+            piece, size = [], 0
+        piece.append(line)
+        size += len(line)
+    if piece:
+        yield b"".join(piece)
 
 
 def _raw_stdout() -> RawIOBase:

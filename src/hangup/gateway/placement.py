@@ -48,10 +48,15 @@ class Placed(Protocol):
 class Placement:
     """Owns the queue. Every change of free capacity goes through a method of this class, which starts the next calls."""
 
-    def __init__(self, limits: AdmissionLimits, backends: Backends, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, limits: AdmissionLimits, backends: Backends, loop: asyncio.AbstractEventLoop, *, shares_slots: bool = False
+    ) -> None:
+        """`shares_slots`: other processes send calls to the same backends, so slots are used only as they are allotted."""
         self.admission: Admission[Placed] = Admission(limits, [], random.random)
         self.pauses = BackendPauses(loop, self._pause, self._resume)
         self._backends = backends
+        self._shares_slots = shares_slots
+        self.on_wait: Callable[[], None] | None = None  # called when a call has to wait
         self._act: Callable[[Iterable[Action[Placed]]], None] = ActionLoop(self._carry_out, self._action_failed).run
 
     def configure(self, limits: AdmissionLimits, terms: dict[str, TenantTerms]) -> None:
@@ -60,6 +65,11 @@ class Placement:
 
     def use(self, backends: Iterable[Backend]) -> None:
         """Use these backends from now on; a retired one still gets its calls' places back."""
+        backends = list(backends)
+        if self._shares_slots:
+            known = set(self.admission.fleet.loads)
+            for load in {backend.load for backend in backends} - known:
+                load.allotted = 0
         self.admission.fleet.set_loads(backend.load for backend in backends)
 
     # Calls
@@ -67,6 +77,8 @@ class Placement:
     def place(self, ticket: Ticket[Placed], tenant: str) -> None:
         """Start the call, queue it or refuse it. The ticket represents all that the call holds, until its end."""
         self._act(self.admission.arrive(ticket, tenant, time.monotonic()))
+        if self.on_wait is not None and ticket.queued:
+            self.on_wait()
 
     def fell_back(self, ticket: Ticket[Placed]) -> None:
         """Place a call again after its backend failed before the first byte."""
@@ -151,6 +163,12 @@ class Placement:
     def backend_changed(self, backend: Backend) -> None:
         """Note that a backend went up, went down, was quarantined, or was drained."""
         self.admission.fleet.refresh()
+        self.dispatch()
+
+    def allot(self, load: BackendLoad, slots: int) -> None:
+        """Use at most so many of a backend's slots; running calls go on if that is fewer than before."""
+        load.allotted = slots
+        self.admission.fleet.load_changed(load)
         self.dispatch()
 
     def queue_reported(self, backend: Backend, waiting: int) -> None:

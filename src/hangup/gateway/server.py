@@ -10,13 +10,12 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from hangup.config import ClientLimits, Settings
 from hangup.config.load import Configuration
@@ -24,8 +23,9 @@ from hangup.core import reasons
 from hangup.core.clocks import Backoff
 from hangup.core.ledger import Histogram
 from hangup.errors import HangupError
+from hangup.gateway import ports
 from hangup.gateway.admin.guard import Policy
-from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.admin.server import AdminServer, make_app
 from hangup.gateway.backends.loop_beats import BEATS
 from hangup.gateway.backends.pool import Dial
 from hangup.gateway.client import sockets
@@ -34,7 +34,6 @@ from hangup.gateway.client.handshake import TlsListener
 from hangup.gateway.discovery import Discovery
 from hangup.gateway.divergence_monitor import DivergenceMonitor
 from hangup.gateway.gateway import Gateway
-from hangup.gateway.http.hosts import is_loopback
 from hangup.gateway.jobs.api import JobApi
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.log import Log
@@ -52,6 +51,7 @@ from hangup.tasks import TASKS
 _FIXED = (
     "host",
     "port",
+    "workers",
     "admin_host",
     "admin_port",
     "admin_token_env",
@@ -85,10 +85,15 @@ _FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything but ca
 _OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before another attempt to open the job store
 
 
+class Listener(Protocol):
+    def close(self) -> None: ...
+
+
 class Server:
     """Runs a gateway until `stop` or a signal; `load` reads the configuration again for a reload."""
 
     _ending = False  # the process ends: no admin server is started again
+    _shares_log = False  # other processes write to the same log
 
     def __init__(
         self,
@@ -110,11 +115,10 @@ class Server:
     async def run(self, announce: Callable[[str, str], None]) -> None:
         settings = self._configuration.settings
         loop = asyncio.get_running_loop()
-        policy = _admin_policy(settings)
-        data_sock = _listen("port", settings.host, settings.port, settings)
-        admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
-        tls = _server_tls(settings)
-        self._log = _open_log(settings)
+        policy = ports.admin_policy(settings)
+        data_sock, admin_sock = self._open_ports(settings)
+        tls = ports.server_tls(settings)
+        self._log = open_log(settings, shared=self._shares_log)
         TASKS.on_failure = self._log.task_failed
         loop.set_exception_handler(_report_loop_exception)
         self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
@@ -131,13 +135,13 @@ class Server:
         )
         tracer = _tracer(settings)
         self._discovery = Discovery(self._log)
-        self.gateway = gateway = Gateway(await self._with_found_backends(settings), loop, self._log, self._dials, store, tracer)
+        self.gateway = gateway = self._make_gateway(await self._with_found_backends(settings), loop, store, tracer)
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
         if gateway.intake.connections_allowed < settings.limits.connections_max:
             self._log.event("connections_max_lowered", connections_max=gateway.intake.connections_allowed)
         gateway.jobs.api = await self._open_jobs(settings, data_sock.getsockname()[1])
         gateway.intake.tls = tls
-        listener = await self._listen_for_clients(data_sock)
+        listener = await self._start_listening(data_sock)
         monitor = DivergenceMonitor(
             settings=lambda: gateway.settings,
             backends=gateway.backends,
@@ -155,7 +159,7 @@ class Server:
         names_task = TASKS.keep("discovery", follow_names)
         self._catch_signals(loop)
         _tune_collector()
-        announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
+        announce(ports.url_of(data_sock.getsockname(), tls is not None), ports.url_of(admin_sock.getsockname(), False))
         try:
             await self._stop.wait()
             await self._drain()
@@ -176,8 +180,7 @@ class Server:
                 await gateway.jobs.api.registry.close()
             await gateway.close()
             self._ending = True
-            if self._admin is not None:
-                self._admin.stop()
+            self._stop_admin()
             await asyncio.gather(
                 admin_task, lag_task, monitor_task, names_task, monitor.close(), *self._reload_tasks, return_exceptions=True
             )
@@ -190,12 +193,30 @@ class Server:
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
         if self._ending:
             return
-        self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy, because uvicorn closes its socket
+        self._admin = AdminServer(make_app(view, policy), sock.dup(), limits)  # a copy, because uvicorn closes its socket
         await self._admin.run_until_stopped()
         if not self._admin.should_exit:  # nobody called `stop`
             raise RuntimeError("the admin server ended by itself")
 
-    async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
+    def _make_gateway(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None
+    ) -> Gateway:
+        return Gateway(settings, loop, self._log, self._dials, store, tracer)
+
+    def _stop_admin(self) -> None:
+        if self._admin is not None:
+            self._admin.stop()
+
+    def _open_ports(self, settings: Settings) -> tuple[socket.socket, socket.socket]:
+        """Return the listening sockets of the data port and the admin port."""
+        data_sock = ports.listen("port", settings.host, settings.port, settings)
+        return data_sock, ports.listen("admin_port", settings.admin_host, settings.admin_port, settings)
+
+    async def _start_listening(self, sock: socket.socket) -> Listener:
+        return await self._accept_from(sock)
+
+    async def _accept_from(self, sock: socket.socket) -> asyncio.Server | TlsListener:
+        """Accept clients from a listening socket, which the result owns."""
         gateway, loop = self.gateway, self.gateway.loop
         if gateway.intake.tls is not None:
             return TlsListener(gateway.intake, loop, sock)
@@ -254,7 +275,7 @@ class Server:
     def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_in_background, loop)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     async def _drain(self) -> None:
         gateway, limits = self.gateway, self.gateway.limits
@@ -281,7 +302,8 @@ class Server:
         for connection in (*intake.open_connections, *intake.turned_away):
             connection.transport.abort()
 
-    def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
+    def reload(self) -> None:
+        """Read the configuration again, and apply it."""
         task = TASKS.start("reload", self._reload_in_turn())
         self._reload_tasks.add(task)
         task.add_done_callback(self._reload_tasks.discard)
@@ -295,20 +317,20 @@ class Server:
         old = self._configuration.settings
         try:
             new = await asyncio.to_thread(self._load)
-            _check_reload(old, new.settings)
+            check_reload(old, new.settings)
             tls = self.gateway.intake.tls
-            tls = _server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
+            tls = ports.server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
             whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:
             await self._with_found_backends(old)
             self._log.event("config_reload_failed", problems=str(error).splitlines())
-            print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
+            self._tell(f"the configuration was not reloaded:\n{error}")
             return
         except Exception as error:  # a bug of ours must not look like a success
             await self._with_found_backends(old)
             self._log.event("config_reload_failed", problems=[f"{type(error).__name__}: {error}"])
             self._log.fault(error)
-            print(f"hangup: the configuration was not reloaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            self._tell(f"the configuration was not reloaded: {type(error).__name__}: {error}")
             return
         kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
         kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
@@ -323,7 +345,11 @@ class Server:
         self._log.event("config_reloaded", backends=backends, tenants=tenants, needs_restart=kept, whole=whole)
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         note += "" if whole else ", but part of it failed because of an internal error, which is in the log: reload again"
-        print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
+        self._tell(f"configuration reloaded{note}")
+
+    def _tell(self, text: str) -> None:
+        """Tell whoever started this process."""
+        print(f"hangup: {text}", file=sys.stderr, flush=True)
 
     async def _with_found_backends(self, settings: Settings) -> Settings:
         """Return the settings with a backend for each address behind a dns+ name."""
@@ -356,7 +382,7 @@ def _report_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
     loop.default_exception_handler(context)
 
 
-def _check_reload(old: Settings, new: Settings) -> None:
+def check_reload(old: Settings, new: Settings) -> None:
     """Raise if the new configuration lacks all backends or tenants: the file may be truncated, or empty for a moment."""
     if old.backend and not new.backend:
         raise HangupError("the new configuration has no backend; restart hangup to serve with the embedded engine")
@@ -364,9 +390,9 @@ def _check_reload(old: Settings, new: Settings) -> None:
         raise HangupError("the new configuration has no tenant, so clients would need no key; restart hangup to allow that")
 
 
-def _open_log(settings: Settings) -> Log:
+def open_log(settings: Settings, *, shared: bool = False) -> Log:
     try:
-        return Log(settings.log, settings.limits.log_lines_max)
+        return Log(settings.log, settings.limits.log_lines_max, shared=shared)
     except OSError as error:
         raise HangupError(f"cannot write the log to {settings.log}: {error.strerror or error}") from None
 
@@ -383,28 +409,6 @@ def jobs_path(settings: Settings, port: int) -> str | None:
     return str(Path(state).expanduser() / "hangup" / f"jobs-{port}.sqlite")
 
 
-def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socket:
-    try:
-        return sockets.listen(host, port, settings.limits.client_silence_s)
-    except OSError as error:
-        hint = f"\n  hint: the port is in use; choose another with --{what.replace('_', '-')}" if error.errno == 98 else ""
-        raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
-
-
-def _admin_policy(settings: Settings) -> Policy:
-    """Return who may use the admin port; raise if it listens beyond loopback without a token."""
-    variable = settings.admin_token_env
-    token = os.environ.get(variable, "") if variable else ""
-    if variable and not token:
-        raise HangupError(f"admin_token_env names {variable}, which is not set in the environment")
-    if not token and not is_loopback(settings.admin_host):
-        raise HangupError(
-            f"the admin port on {settings.admin_host} is reachable from other hosts, so it needs a token\n"
-            "  hint: set admin_token_env to the name of an environment variable that holds one"
-        )
-    return Policy.of(token, settings.admin_names, settings.admin_host)
-
-
 def _tracer(settings: Settings) -> Tracer | None:
     if not settings.otlp_endpoint:
         return None
@@ -413,23 +417,6 @@ def _tracer(settings: Settings) -> Tracer | None:
     exporter = Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, limits.trace_send_s)
     close_s = limits.trace_send_s + 1.0  # enough for one last batch
     return Tracer(exporter, calls_max=limits.traced_calls_max, release_s=limits.trace_release_s, close_s=close_s)
-
-
-def _server_tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.tls_cert:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise HangupError(f"cannot use tls_cert and tls_key: {error}") from None
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-def _url(address: tuple[str, int], tls: bool) -> str:
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"{'https' if tls else 'http'}://{host}:{address[1]}"
 
 
 def _connections_allowed(limits: ClientLimits) -> int:

@@ -33,6 +33,7 @@ class BackendLoad:
     """The load, the limit and the health of one backend."""
 
     __slots__ = (
+        "allotted",
         "awaiting_first_token",
         "choices",
         "estimates",
@@ -68,6 +69,7 @@ class BackendLoad:
     ) -> None:
         self.name = name
         self.slots = slots  # 0: the limit is learned
+        self.allotted = NO_LIMIT  # of these slots, those that this process may use: others send calls there as well
         self.weight = weight
         self.kv_tokens = kv_tokens  # 0: unknown
         self.limiter = LearnedLimit(step_slo_s)
@@ -102,6 +104,8 @@ class BackendLoad:
         limiter = self.limiter
         if self.slots:
             free = self.slots - self.occupied
+            if self.allotted < free:
+                free = self.allotted
             return max(free if limiter.refused_max >= free else int(limiter.refused_max), 0)
         return NO_LIMIT if limiter.unlimited else int(min(limiter.limit(self.in_flight, self.unstarted, self.held), NO_LIMIT))
 
@@ -114,7 +118,9 @@ class BackendLoad:
     def known_capacity(self) -> int:
         """Return how many calls it can run at a time, as far as configured, reported or seen."""
         limiter = self.limiter
-        return int(min(self.slots, limiter.refused_max) if self.slots else min(limiter.most_running, limiter.in_flight_max))
+        if self.slots:
+            return int(min(self.slots, self.allotted, limiter.refused_max))
+        return int(min(limiter.most_running, limiter.in_flight_max))
 
     @property
     def capacity(self) -> int | None:
@@ -160,7 +166,7 @@ class BackendLoad:
     def has_room_without(self, ticket: UnstartedCall) -> bool:
         """Return whether there would be room without this call, which the backend has now."""
         if self.slots:
-            return self.in_flight <= self.slots
+            return self.in_flight <= self.slots and self.in_flight <= self.allotted
         # The call's end makes room where the number of calls is limited. One more prompt can be read only if this call's
         # own prompt was not read yet, or if prompts wait because the engine has no slot for them.
         limiter, unstarted = self.limiter, self.unstarted - ticket.awaits_first_token

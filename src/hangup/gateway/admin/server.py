@@ -35,6 +35,10 @@ async def page(file: str, kind: str, request: Request) -> Response:
     return Response((_FILES / file).read_bytes(), media_type=kind)
 
 
+def page_routes() -> list[Route]:
+    return [Route(path, partial(page, file, kind)) for path, (file, kind) in _PAGE.items()]
+
+
 def make_app(view: GatewayView, policy: Policy) -> Starlette:
     collectors = metrics.registry(view)
 
@@ -59,7 +63,7 @@ def make_app(view: GatewayView, policy: Policy) -> Starlette:
             Route("/readyz", readyz),
             Route("/metrics", metrics_page),
             *api.routes(view),
-            *(Route(path, partial(page, file, kind)) for path, (file, kind) in _PAGE.items()),
+            *page_routes(),
         ],
         middleware=[Middleware(Guard, policy)],
         exception_handlers={Exception: fault},
@@ -69,10 +73,10 @@ def make_app(view: GatewayView, policy: Policy) -> Starlette:
 class AdminServer(uvicorn.Server):
     """Runs uvicorn on the gateway's socket, and leaves signals to the gateway."""
 
-    def __init__(self, view: GatewayView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
+    def __init__(self, app: Starlette, sock: socket.socket, limits: ClientLimits) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(view, policy),
+                app,
                 http=bounded(limits),
                 ws="none",
                 log_config=None,

@@ -43,11 +43,17 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
+        self.stop_accepting()
+        self._handshakes.cancel()
+
+    def stop_accepting(self) -> None:
+        """Accept no more connections; handshakes that have begun go on."""
         if self._retry is not None:
             self._retry.cancel()
-        self._loop.remove_reader(self._sock.fileno())
-        self._sock.close()
-        self._handshakes.cancel()
+            self._retry = None
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
 
     def _listen(self) -> None:
         self._retry = None

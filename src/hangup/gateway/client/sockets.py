@@ -23,12 +23,15 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 Sock = socket.socket | TransportSocket  # as asyncio hands it out
 
 
-def listen(host: str, port: int, client_silence_s: float) -> socket.socket:
-    """Return a listening socket whose connections notice a vanished peer within `client_silence_s`."""
+def listen(host: str, port: int, client_silence_s: float, *, reuse_port: bool = False) -> socket.socket:
+    """Return a listening socket whose connections notice a vanished peer within `client_silence_s`. With `reuse_port`, several
+    such sockets share the port, and the kernel spreads new connections over them."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _watch_silence(sock, client_silence_s)
         if sys.platform == "linux":

@@ -1,0 +1,64 @@
+"""Opens the data port and the admin port, with clear errors for what can be wrong with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import sys
+
+from hangup.config import Settings
+from hangup.errors import HangupError
+from hangup.gateway.admin.guard import Policy
+from hangup.gateway.client import sockets
+from hangup.gateway.http.hosts import is_loopback
+
+
+def listen(what: str, host: str, port: int, settings: Settings, *, reuse_port: bool = False) -> socket.socket:
+    try:
+        return sockets.listen(host, port, settings.limits.client_silence_s, reuse_port=reuse_port)
+    except OSError as error:
+        hint = f"\n  hint: the port is in use; choose another with --{what.replace('_', '-')}" if error.errno == 98 else ""
+        raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
+
+
+def listen_for_workers(settings: Settings, count: int) -> list[socket.socket]:
+    """Return a listening socket of the data port for each worker. Each has its own queue of new connections, and the kernel
+    spreads them evenly; a queue stays open while any process has its socket, so no connection is lost with a worker."""
+    with listen("port", settings.host, settings.port, settings) as alone:  # fails if another program has the port
+        port: int = alone.getsockname()[1]
+    if sys.platform != "linux":  # elsewhere the kernel does not spread connections over the sockets of a port
+        one = listen("port", settings.host, port, settings)
+        return [one] + [one.dup() for _ in range(count - 1)]
+    return [listen("port", settings.host, port, settings, reuse_port=True) for _ in range(count)]
+
+
+def admin_policy(settings: Settings) -> Policy:
+    """Return who may use the admin port; raise if it listens beyond loopback without a token."""
+    variable = settings.admin_token_env
+    token = os.environ.get(variable, "") if variable else ""
+    if variable and not token:
+        raise HangupError(f"admin_token_env names {variable}, which is not set in the environment")
+    if not token and not is_loopback(settings.admin_host):
+        raise HangupError(
+            f"the admin port on {settings.admin_host} is reachable from other hosts, so it needs a token\n"
+            "  hint: set admin_token_env to the name of an environment variable that holds one"
+        )
+    return Policy.of(token, settings.admin_names, settings.admin_host)
+
+
+def server_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise HangupError(f"cannot use tls_cert and tls_key: {error}") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def url_of(address: tuple[str, int], tls: bool) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{'https' if tls else 'http'}://{host}:{address[1]}"

@@ -1,0 +1,241 @@
+"""The admin port of the whole: asks the workers, and merges their answers.
+
+A question goes to all workers that answer. What only one of them knows (a call by its id) comes from that one; what all of them
+know alike (jobs, the ledger) from any. If some worker does not answer, the answer says so in `workers_silent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hangup.gateway.admin.calls import PAGE_MAX, BadQuery, Page
+from hangup.gateway.admin.guard import Guard, Policy
+from hangup.gateway.admin.overview import PERIOD_S, WATCHERS_MAX
+from hangup.gateway.admin.server import page_routes
+from hangup.gateway.workers import merge, metrics
+from hangup.gateway.workers.process import Answer, WorkerProcess
+
+_ASK_S = 5.0
+_ACT_S = 60.0  # a kill waits for the engines
+_NO_WORKER = {"error": "no worker is running; see the gateway log"}
+_METRICS = """\
+# HELP hangup_workers Worker processes that serve the data port.
+# TYPE hangup_workers gauge
+hangup_workers {workers}
+# HELP hangup_worker_restarts_total Workers that were replaced because they died or hung.
+# TYPE hangup_worker_restarts_total counter
+hangup_worker_restarts_total {restarts}
+"""
+
+
+class Whole(Protocol):
+    """The supervisor, as far as operators see it."""
+
+    draining: bool
+    restarts: int
+    drained_backends: set[str]
+    retired_counters: metrics.Families
+
+    def ready_workers(self) -> list[WorkerProcess]: ...
+
+    def silent_slots(self) -> list[int]: ...
+
+
+class WholeAdmin:
+    """Answers for all workers."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        self._watchers = 0
+
+    # Asking
+
+    async def ask_all(self, method: str, target: str) -> list[Answer]:
+        within_s = _ASK_S if method == "GET" else _ACT_S
+        workers = self.whole.ready_workers()
+        answers = await asyncio.gather(*(worker.ask(method, target, within_s) for worker in workers))
+        return [answer for answer in answers if answer is not None]
+
+    async def ask_merged(self, method: str, target: str) -> list[dict[str, Any]] | Response:
+        """Return the answers' contents, or the response to send if none of them was a success."""
+        answers = await self.ask_all(method, target)
+        values = [orjson.loads(body) for status, body in answers if status == 200]
+        return values or _first(answers)
+
+    def json(self, value: dict[str, Any], status: int = 200) -> Response:
+        silent = self.whole.silent_slots()
+        return Response(
+            orjson.dumps(value | {"workers_silent": silent} if silent else value), status, media_type="application/json"
+        )
+
+    # Answers
+
+    async def readyz(self, request: Request) -> Response:
+        """Ready if any worker is: it accepts the connections of those that are not."""
+        answers = await self.ask_all("GET", "/readyz")
+        ready = any(status == 200 for status, _ in answers) and not self.whole.draining
+        lines = ["ready" if ready else "draining" if self.whole.draining else _reason(answers)]
+        lines += [f"not running: worker {slot}" for slot in self.whole.silent_slots()]
+        more = {line for _, body in answers for line in body.splitlines() if line.startswith("not running:")}
+        return PlainTextResponse("\n".join([*lines, *sorted(more)]) + "\n", 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        pages = [self.whole.retired_counters]
+        workers = self.whole.ready_workers()
+        for worker, answer in zip(
+            workers, await asyncio.gather(*(w.ask("GET", "/metrics", _ASK_S) for w in workers)), strict=True
+        ):
+            if answer is not None:
+                worker.counted = metrics.parse(answer[1])
+            pages.append(worker.counted)
+        own = _METRICS.format(workers=len(workers), restarts=self.whole.restarts)
+        return Response(metrics.render(metrics.merge(pages)) + own, media_type=CONTENT_TYPE_LATEST)
+
+    async def list_calls(self, request: Request) -> Response:
+        try:
+            page = Page.read(request.query_params)
+        except BadQuery as error:
+            return self.json({"error": str(error)}, 400)
+        sort = "-" * page.descending + page.sort
+        query = request.query_params.multi_items()
+        kept = [(name, value) for name, value in query if name not in ("offset", "limit")]
+        last = min(page.offset + page.limit, PAGE_MAX)
+        target = "/api/calls?" + urlencode([*kept, ("offset", "0"), ("limit", str(last))])
+        values = await self.ask_merged("GET", target)
+        return values if isinstance(values, Response) else self.json(merge.calls(values, sort, page.offset, page.limit))
+
+    async def kill_chosen(self, request: Request) -> Response:
+        values = await self.ask_merged("DELETE", _target(request))
+        if isinstance(values, Response):
+            return values
+        merged: dict[str, Any] = {}
+        for value in values:
+            for name, part in value.items():
+                merged[name] = merged[name] + part if isinstance(part, list) and name in merged else part
+        return self.json(merged)
+
+    async def one_call(self, request: Request) -> Response:
+        """Show or kill a call; the worker that has it answers, the others know no such call."""
+        return _first(await self.ask_all(request.method, _target(request)))
+
+    async def zombies(self, request: Request) -> Response:
+        values = await self.ask_merged("GET", "/api/zombies")
+        if isinstance(values, Response):
+            return values
+        return self.json({"zombies": merge.latest(value["zombies"] for value in values)})
+
+    async def backends(self, request: Request) -> Response:
+        values = await self.ask_merged("GET", "/api/backends")
+        if isinstance(values, Response):
+            return values
+        return self.json({"backends": merge.backends([value["backends"] for value in values])})
+
+    async def drain(self, request: Request) -> Response:
+        values = await self.ask_merged(request.method, _target(request))
+        if isinstance(values, Response):
+            return values
+        name = request.path_params["name"]
+        (self.whole.drained_backends.add if request.method == "PUT" else self.whole.drained_backends.discard)(name)
+        return self.json({"backends": merge.backends([value["backends"] for value in values])})
+
+    async def report(self, request: Request) -> Response:
+        """All workers write to one ledger: each writes what it still has in memory before it answers, so the last answer has
+        everything."""
+        answers: list[Answer] = []
+        for worker in self.whole.ready_workers():
+            answer = await worker.ask("GET", _target(request), _ACT_S)
+            answers += [answer] if answer is not None else []
+        return _first(answers[::-1])
+
+    async def any_worker(self, request: Request) -> Response:
+        """Ask one worker: all know the same, or one must do it for all."""
+        for worker in self.whole.ready_workers():
+            answer = await worker.ask(request.method, _target(request), _ACT_S)
+            if answer is not None:
+                return _first([answer])
+        return self.json(_NO_WORKER, 503)
+
+    async def overview(self, request: Request) -> Response:
+        value = await self._overview()
+        return self.json(value) if value is not None else self.json(_NO_WORKER, 503)
+
+    async def _overview(self) -> dict[str, Any] | None:
+        values = await self.ask_merged("GET", "/api/overview")
+        return None if isinstance(values, Response) else merge.overview(values)
+
+    async def events(self, request: Request) -> Response:
+        if self._watchers >= WATCHERS_MAX:
+            return self.json({"error": "too many event streams are open"}, 503)
+        return StreamingResponse(self._snapshots(), media_type="text/event-stream")
+
+    async def _snapshots(self) -> AsyncIterator[bytes]:
+        self._watchers += 1
+        try:
+            while True:
+                value = await self._overview()
+                if value is not None:
+                    yield b"data: " + orjson.dumps(value) + b"\n\n"
+                await asyncio.sleep(PERIOD_S)
+        finally:
+            self._watchers -= 1
+
+
+def _reason(answers: list[Answer]) -> str:
+    return answers[0][1].partition("\n")[0] if answers else "no worker is running"
+
+
+def _first(answers: list[Answer]) -> Response:
+    """Return the first success, or else the first answer that is not "there is no such thing", or else any."""
+    if not answers:
+        return Response(orjson.dumps(_NO_WORKER), 503, media_type="application/json")
+    status, body = min(answers, key=lambda answer: (answer[0] != 200, answer[0] == 404))
+    return Response(body, status, media_type="application/json")
+
+
+def _target(request: Request) -> str:
+    path: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    query: bytes = request.scope["query_string"]
+    return (path.partition(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+
+
+async def _healthz(request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
+    """Return the admin port's application: the same paths as those of a gateway in one process."""
+    admin = WholeAdmin(whole)
+    jobs = partial(Route, endpoint=admin.any_worker)
+    return Starlette(
+        routes=[
+            Route("/healthz", _healthz),
+            Route("/readyz", admin.readyz),
+            Route("/metrics", admin.metrics),
+            Route("/api/overview", admin.overview, methods=["GET"]),
+            Route("/api/events", admin.events, methods=["GET"]),
+            Route("/api/calls", admin.list_calls, methods=["GET"]),
+            Route("/api/calls", admin.kill_chosen, methods=["DELETE"]),
+            Route("/api/calls/{id}", admin.one_call, methods=["GET", "DELETE"]),
+            Route("/api/zombies", admin.zombies, methods=["GET"]),
+            Route("/api/report", admin.report, methods=["GET"]),
+            Route("/api/backends", admin.backends, methods=["GET"]),
+            Route("/api/backends/{name:path}/drain", admin.drain, methods=["PUT", "DELETE"]),
+            Route("/api/backends/{name:path}/orphans", admin.any_worker, methods=["GET", "DELETE"]),
+            jobs("/api/jobs", methods=["GET", "DELETE"]),
+            jobs("/api/jobs/{id}", methods=["GET", "DELETE"]),
+            *page_routes(),
+        ],
+        middleware=[Middleware(Guard, policy)],
+    )

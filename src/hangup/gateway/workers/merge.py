@@ -1,0 +1,124 @@
+"""Makes one answer of the admin API out of the answers of all workers. Only values in and out; no I/O."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+_SHOWN = 8  # rows of a list in the overview
+_Row = dict[str, Any]
+# As `SORTS` of the workers' own listings, by the fields of a row.
+_SORT_KEYS: dict[str, Callable[[_Row], float | str]] = {
+    "age": lambda row: -row["age_s"],
+    "idle": lambda row: -(row["idle_s"] if row["idle_s"] is not None else row["age_s"]),
+    "tokens": lambda row: -row["tokens_out"],
+    "rate": lambda row: -(row["tokens_per_s"] or 0.0),
+    "tenant": lambda row: row["tenant"],
+    "model": lambda row: row["model"],
+    "backend": lambda row: row["backend"],
+    "phase": lambda row: row["phase"],
+    "client": lambda row: row["client"],
+    "deadline": lambda row: row["deadline_left_s"] if row["deadline_left_s"] is not None else math.inf,
+}
+
+
+def calls(pages: Sequence[_Row], sort: str, offset: int, limit: int) -> _Row:
+    """Merge listings that each begin with the first call."""
+
+    def key(row: _Row) -> tuple[float | str, float]:
+        return by(row), -row["age_s"]
+
+    by = _SORT_KEYS[sort.removeprefix("-")]
+    rows = [row for page in pages for row in page["calls"]]
+    pick = heapq.nlargest if sort.startswith("-") else heapq.nsmallest
+    total, live = (sum(page[name] for page in pages) for name in ("total", "live"))
+    return {
+        "calls": pick(offset + limit, rows, key=key)[offset:],
+        "total": total,
+        "live": live,
+        "offset": offset,
+        "limit": limit,
+    }
+
+
+def backends(lists: Sequence[list[_Row]]) -> list[_Row]:
+    """Merge the workers' views of the backends: loads add up, and the worst state is shown."""
+    by_name: dict[str, list[_Row]] = {}
+    for row in (row for rows in lists for row in rows):
+        by_name.setdefault(row["name"], []).append(row)
+    return [_backend(rows) for rows in by_name.values()]
+
+
+def _backend(rows: list[_Row]) -> _Row:
+    worst = max(rows, key=lambda row: (row["quarantined"], not row["state"].endswith("up"), row["failures"]))
+    limits = [row["limit"] for row in rows]
+    in_flight = sum(row["in_flight"] for row in rows)
+    state = worst["state"].replace("drained, ", "draining, ") if in_flight else worst["state"]
+    return {
+        **worst,
+        "state": state,
+        "drained": all(row["drained"] for row in rows),
+        "in_flight": in_flight,
+        "limit": None if None in limits else sum(limits),
+        "tokens_computed": _most(rows, "tokens_computed"),
+        "busy": _most(rows, "busy"),
+        "busy_s": _most(rows, "busy_s"),
+        "orphans": _most(rows, "orphans"),
+        "alarm": next((row["alarm"] for row in rows if row["alarm"] is not None), None),
+        "zombies": sorted({id for row in rows for id in row["zombies"]}),
+    }
+
+
+def _most(rows: list[_Row], name: str) -> float | None:
+    return max((row[name] for row in rows if row[name] is not None), default=None)
+
+
+def latest(lists: Iterable[list[_Row]], count: int | None = None) -> list[_Row]:
+    """Merge lists of ended calls, the one that ended last first."""
+    return sorted((row for rows in lists for row in rows), key=lambda row: float(row["ended_s_ago"]))[:count]
+
+
+def overview(parts: Sequence[_Row]) -> _Row:
+    """Merge the dashboard's snapshots."""
+    sums = {name: sum(part[name] for part in parts) for name in ("live", "waiting", "connections", "tokens_streaming")}
+    counters = {name: _add(part[name] for part in parts) for name in ("phases", "outcomes", "refusals", "tokens")}
+    reasons = [part["not_ready"] for part in parts]
+    alarms = {alarm["backend"]: alarm for part in parts for alarm in part["alarms"]}
+    return {
+        "version": parts[0]["version"],
+        "not_ready": None if None in reasons else reasons[0],
+        **sums,
+        **counters,
+        "backends": backends([part["backends"] for part in parts]),
+        "alarms": list(alarms.values()),
+        "zombies": latest((part["zombies"] for part in parts), _SHOWN),
+        "jobs": max((part["jobs"] for part in parts), key=lambda jobs: int(jobs["total"])),  # all of them know all jobs
+        "left": latest((part["left"] for part in parts), _SHOWN),
+        "history": _history([part["history"] for part in parts]),
+    }
+
+
+def _add(counters: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for counter in counters:
+        total.update(counter)
+    return dict(total)
+
+
+def _history(lists: Sequence[list[list[float | None]]]) -> list[list[float | None]]:
+    """Merge samples, which all workers take at the same intervals: the latest ones belong together.
+
+    A row is: time, utilisation, tokens per second by the engines, tokens per second received, live, waiting. Engines are the
+    same for all workers; the rest adds up.
+    """
+    longest = max(map(len, lists), default=0)
+    merged: list[list[float | None]] = []
+    for back in range(longest, 0, -1):
+        rows = [rows[-back] for rows in lists if len(rows) >= back]
+        ours = [sum(row[at] or 0.0 for row in rows) for at in (3, 4, 5)]
+        engines = [max((row[at] for row in rows if row[at] is not None), default=None) for at in (1, 2)]  # type: ignore[type-var]
+        merged.append([rows[0][0], *engines, *ours])
+    return merged

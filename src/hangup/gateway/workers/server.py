@@ -1,0 +1,117 @@
+"""A worker: a `Server` that gets its configuration and its sockets from the supervisor, and answers its questions."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+from hangup.config import ClientLimits, Settings
+from hangup.gateway.admin.guard import Policy
+from hangup.gateway.admin.server import make_app
+from hangup.gateway.client.handshake import TlsListener
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.server import Server
+from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.tracing import Tracer
+from hangup.gateway.view import AdminView
+from hangup.gateway.workers.asgi import HOST
+from hangup.gateway.workers.link import SupervisorLink
+from hangup.tasks import Tasks
+
+SETTLE_S = 0.5  # between a worker's last accept and its drain: its newest connections have not sent their request yet
+
+
+class WorkerServer(Server):
+    _shares_log = True
+
+    def __init__(self, link: SupervisorLink, sockets: Sequence[socket.socket]) -> None:
+        super().__init__(link.configuration, lambda: link.configuration)
+        self._link = link
+        self._sockets = sockets  # of the data port: its own, and those of the other workers
+        self._listeners: dict[int, asyncio.Server | TlsListener] = {}
+        self._wanted: frozenset[int] = frozenset()  # the sockets to accept from, by their numbers
+        self._changes = Tasks("listen")
+        self._changing = asyncio.Lock()
+        self._ended = asyncio.Event()
+        self._leaving = False
+
+    # What differs from a process alone
+
+    def _open_ports(self, settings: Settings) -> tuple[socket.socket, socket.socket]:
+        return self._sockets[0], self._sockets[0]  # the supervisor has the admin port: this one only says where we are
+
+    def _make_gateway(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None
+    ) -> Gateway:
+        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True)
+
+    async def _start_listening(self, sock: socket.socket) -> WorkerServer:
+        """Accept nobody yet: the supervisor says from which sockets, once this worker is ready."""
+        self._link.start(self)
+        return self
+
+    async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
+        self._link.admin_app = make_app(view, Policy.of("", "", HOST))
+        self._link.ready()
+        await self._ended.wait()
+
+    def _stop_admin(self) -> None:
+        self._ended.set()
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Drain on a signal, however often it comes: systemd and terminals signal all processes, and the supervisor, too, asks
+        for a drain. Only the supervisor can cut it short."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._drain_by_signal)
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # the supervisor reloads
+
+    def _drain_by_signal(self) -> None:
+        """Leave new connections to the others, and drain when those that were just accepted have sent their requests."""
+        if not self._leaving:
+            self._leaving = True
+            self._link.channel.send("draining")
+            self.listen_on(frozenset())
+            asyncio.get_running_loop().call_later(SETTLE_S, self._stop.set)
+
+    def _tell(self, text: str) -> None:
+        self._link.channel.send("tell", text=text)
+
+    # Sockets
+
+    def listen_on(self, numbers: frozenset[int]) -> None:
+        self._wanted = numbers
+        self._changes.start(self._change_listeners())
+
+    async def _change_listeners(self) -> None:
+        async with self._changing:
+            for number in self._listeners.keys() - self._wanted:
+                self._stop_accepting(self._listeners.pop(number))
+            for number in self._wanted - self._listeners.keys():
+                self._listeners[number] = await self._accept_from(self._sockets[number].dup())
+
+    @staticmethod
+    def _stop_accepting(listener: asyncio.Server | TlsListener) -> None:
+        """Leave new connections to the others; those that were accepted stay."""
+        if isinstance(listener, TlsListener):
+            listener.stop_accepting()
+        else:
+            listener.close()
+
+    def close(self) -> None:
+        """Accept no more connections, because the process ends."""
+        self._changes.cancel()
+        self._wanted = frozenset()
+        for listener in self._listeners.values():
+            listener.close()
+        self._listeners.clear()
+
+
+async def serve(link: SupervisorLink, sockets: Sequence[socket.socket], announce: Callable[[str, str], None]) -> None:
+    """Run a worker until the supervisor stops it, or is gone."""
+    server = WorkerServer(link, sockets)
+    try:
+        await server.run(announce)
+    finally:
+        await link.close()

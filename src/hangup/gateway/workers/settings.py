@@ -1,0 +1,56 @@
+"""What workers get as their settings, and which settings cannot be used with several workers yet."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from hangup.config import Settings
+from hangup.config.load import Configuration
+from hangup.errors import ConfigError
+from hangup.gateway.server import jobs_path
+
+
+def worker_count(settings: Settings) -> int:
+    """Return how many workers to run; 0 in the settings means one for each core that this process may use."""
+    return settings.workers or len(os.sched_getaffinity(0))
+
+
+def check_for_workers(settings: Settings) -> None:
+    """Raise if the settings name something that workers do not share yet."""
+    problems = []
+    if not settings.backend:
+        problems.append("workers: the embedded engine lives in the gateway's process, so it has one worker\n  hint: --upstream")
+    problems += [
+        f"workers: each would spawn {backend.name or backend.url}\n  hint: start the engine yourself"
+        for backend in settings.backend
+        if backend.spawn
+    ]
+    problems += [
+        f"workers: {name} of tenant {tenant.name} would apply to each worker, not to all together"
+        for tenant in settings.tenant
+        for name in ("concurrency_max", "tokens_per_minute")
+        if getattr(tenant, name)
+    ]
+    if settings.jobs == "provider":
+        problems.append('workers: jobs = "provider" follows jobs in one process')
+    if problems:
+        hint = "\n  hint: use workers = 1; docs/scale.md lists what several workers do not share yet"
+        raise ConfigError([problem + (hint if "hint" not in problem else "") for problem in problems])
+
+
+def for_worker(configuration: Configuration, slot: int, port: int, folder: Path) -> Configuration:
+    """Return the configuration of one worker. `folder` is for what would be in memory otherwise, and must be shared."""
+    settings = configuration.settings
+    backends = tuple(
+        # The others' calls are in the engine, too, so its counts say nothing about this worker's calls. And only one worker
+        # may restart an engine.
+        dataclasses.replace(backend, shared=True, restart_command=backend.restart_command if slot == 0 else "")
+        for backend in settings.backend
+    )
+    jobs = settings.jobs if jobs_path(settings, port) != "" else str(folder / "jobs.sqlite")
+    ledger = settings.ledger or str(folder / "ledger.sqlite")
+    return dataclasses.replace(
+        configuration, settings=dataclasses.replace(settings, backend=backends, jobs=jobs, ledger=ledger)
+    )

@@ -1,0 +1,338 @@
+"""The parent of the workers: starts them, replaces those that die or hang, passes on signals, and holds what they share.
+
+SIGTERM and SIGINT drain all workers, and cut the drain short when they come again. SIGHUP reloads the configuration in all
+workers, SIGUSR2 replaces the workers one after another, each by a new one that is ready before the old one drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hangup.config.load import Configuration
+from hangup.core.clocks import Backoff
+from hangup.core.members import Grant, LeftCalls, Members, PlaceAllocator
+from hangup.errors import HangupError
+from hangup.gateway import ports
+from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.server import check_reload, open_log
+from hangup.gateway.workers import metrics
+from hangup.gateway.workers.admin import make_whole_app
+from hangup.gateway.workers.channel import Message, packed
+from hangup.gateway.workers.process import WorkerProcess
+from hangup.gateway.workers.server import SETTLE_S
+from hangup.gateway.workers.settings import check_for_workers, for_worker
+from hangup.tasks import TASKS, Tasks
+
+_LOOK_S = 0.25
+_SILENT_S = 1.0  # then other workers accept from its socket
+_DEAD_HOLD_S = 1.0  # engines may take this long to notice that a worker has died
+_RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
+_END_S = 10.0  # after its drain a worker has this long to exit
+
+
+class Supervisor:
+    def __init__(self, configuration: Configuration, load: Callable[[], Configuration], count: int) -> None:
+        check_for_workers(configuration.settings)
+        self.count = count
+        self.by_slot: list[WorkerProcess | None] = [None] * count
+        self.restarts = 0  # workers that were replaced because they died or hung
+        self.drained_backends: set[str] = set()  # by operators, for workers that start later
+        self.draining = False
+        self.retired_counters: metrics.Families = {}  # what workers had counted before they ended
+        self._configuration = configuration
+        self._load = load
+        self._members = Members(_SILENT_S, _LOOK_S)
+        self._places = PlaceAllocator(_DEAD_HOLD_S)
+        self._left = LeftCalls()
+        self._all: dict[str, WorkerProcess] = {}  # by name, with those that are leaving
+        self._generations = 0
+        self._pauses = [Backoff(*_RESTART_S) for _ in range(count)]
+        self._changed = asyncio.Event()  # set and cleared at once: a worker became ready, or ended
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._tasks = Tasks("worker")
+        self._shown: set[str] = set()  # texts of workers that were shown since the last reload
+        self._restarting: set[int] = set()  # slots whose workers have been replaced: one that fails then is tried again
+        self._rolling = asyncio.Lock()  # one reload or roll at a time
+
+    async def run(self, announce: Callable[[str, str], None]) -> None:
+        settings = self._configuration.settings
+        policy = ports.admin_policy(settings)
+        self._sockets = ports.listen_for_workers(settings, self.count)
+        admin_sock = ports.listen("admin_port", settings.admin_host, settings.admin_port, settings)
+        self._port: int = self._sockets[0].getsockname()[1]
+        self._log = open_log(settings, shared=True)
+        TASKS.on_failure = self._log.task_failed
+        with tempfile.TemporaryDirectory(prefix="hangup-") as folder:
+            self._folder = Path(folder)
+            admin = AdminServer(make_whole_app(self, policy), admin_sock, settings.limits)
+            try:
+                await self._start_all()
+                self._catch_signals()
+                self._tasks.keep("supervisor", self._look_for_ever)
+                admin_task = TASKS.start("admin", admin.run_until_stopped())
+                announce(
+                    ports.url_of(self._sockets[0].getsockname(), bool(settings.tls_cert)),
+                    ports.url_of(admin_sock.getsockname(), False),
+                )
+                await self._stop.wait()
+                await self._drain()
+                admin.stop()
+                await asyncio.gather(admin_task, return_exceptions=True)
+            finally:
+                self.draining = True
+                for worker in self._all.values():
+                    worker.kill()
+                await self._wait_until(lambda: not self._all, _END_S)
+                await self._tasks.close()
+                for sock in self._sockets:
+                    sock.close()
+                self._log.close()
+
+    # Workers
+
+    def ready_workers(self) -> list[WorkerProcess]:
+        """Return the workers that serve the data port and answer."""
+        ready = [worker for worker in self.by_slot if worker is not None and worker.ready]
+        return [worker for worker in ready if not self._members.is_silent(worker.name)]
+
+    def silent_slots(self) -> list[int]:
+        """Return the slots without a worker that answers."""
+        answering = {worker.slot for worker in self.ready_workers()}
+        return [slot for slot in range(self.count) if slot not in answering]
+
+    async def _start_all(self) -> None:
+        workers = await asyncio.gather(*map(self._start, range(self.count)))
+        while not all(worker.ready for worker in workers):
+            for worker in workers:
+                if worker.name not in self._all:
+                    raise HangupError(worker.failure or f"worker {worker.slot} exited with code {worker.process.returncode}")
+            await self._changed.wait()
+
+    async def _start(self, slot: int, *, replaces: bool = True) -> WorkerProcess:
+        """Start a worker; `replaces`: it has the slot from now on."""
+        self._generations += 1
+        worker = await WorkerProcess.start(slot, f"{slot}.{self._generations}", self._sockets)
+        self._all[worker.name] = worker
+        if replaces:
+            self.by_slot[slot] = worker
+        worker.channel.send("configuration", packed=self._packed(slot))
+        if self.draining:
+            worker.channel.send("drain")
+        self._tasks.start(self._follow(worker))
+        return worker
+
+    def _packed(self, slot: int) -> str:
+        return packed(for_worker(self._configuration, slot, self._port, self._folder))
+
+    async def _follow(self, worker: WorkerProcess) -> None:
+        """Handle all that a worker says, until its end."""
+        try:
+            while (message := await worker.channel.receive()) is not None:
+                self._members.note_message(worker.name)
+                self._handle(worker, message)
+            try:
+                async with asyncio.timeout(_END_S):
+                    await worker.process.wait()
+            except TimeoutError:  # it closed its end, cannot be reached any more, and does not exit either
+                worker.kill()
+                await worker.process.wait()
+        finally:
+            self._ended(worker)
+
+    def _handle(self, worker: WorkerProcess, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "report":
+            self._send(self._places.report(worker.name, worker.reported(message)))
+        elif kind == "answer":
+            worker.answered(message)
+        elif kind == "ready":
+            self._tasks.start(self._became_ready(worker))
+        elif kind == "failed":
+            worker.failure = message["error"]
+        elif kind == "tell" and message["text"] not in self._shown:
+            self._shown.add(message["text"])
+            print(f"hangup: {message['text']}", file=sys.stderr, flush=True)
+        elif kind == "stopping":
+            self._left.confirmed(message["term"], message["workers"])
+        elif kind == "draining" and not worker.leaving and not self.draining:
+            worker.leaving = True  # somebody asked it to: another takes its place at once
+            self._tasks.start(self._replace(worker.slot))
+
+    async def _became_ready(self, worker: WorkerProcess) -> None:
+        for backend in sorted(self.drained_backends):
+            await worker.ask("PUT", f"/api/backends/{backend}/drain", _END_S)
+        if worker.name in self._all:
+            worker.ready = True
+            self._members.join(worker.name)
+            self._log.event("worker_started", worker=worker.slot, pid=worker.process.pid)
+            self._apply_changes()
+
+    def _ended(self, worker: WorkerProcess) -> None:
+        worker.ended()
+        self.retired_counters = metrics.merge([self.retired_counters, metrics.counters_of(worker.counted)])
+        del self._all[worker.name]
+        self._members.leave(worker.name)
+        died = worker.process.returncode != 0
+        self._send(self._places.leave(worker.name, time.monotonic(), died=died))
+        if died and not worker.failure:
+            code, calls = worker.process.returncode, len(worker.calls)
+            self._log.event("worker_died", worker=worker.slot, pid=worker.process.pid, code=code, live=worker.live, calls=calls)
+            self._left.add(worker.name, worker.calls.values())
+        elif worker.failure:
+            self._log.event("worker_failed", worker=worker.slot, error=worker.failure)
+        if self.by_slot[worker.slot] is worker and not worker.leaving:
+            self.by_slot[worker.slot] = None
+            if worker.ready and not self.draining:
+                self.restarts += 1
+            if worker.ready or worker.slot in self._restarting:
+                self._tasks.start(self._replace(worker.slot, self._pauses[worker.slot].failed(time.monotonic())))
+        self._apply_changes()
+
+    async def _replace(self, slot: int, pause_s: float = 0.0) -> None:
+        """Start another worker for a slot after a pause."""
+        self._restarting.add(slot)
+        await asyncio.sleep(pause_s)
+        if not self.draining:
+            await self._start(slot)
+
+    def _apply_changes(self) -> None:
+        """Follow a change of who is there: who accepts from which socket, and who stops the calls of the dead."""
+        self._changed.set()
+        self._changed.clear()
+        ready = self.ready_workers()
+        if self.draining or not ready:
+            return
+        sockets: dict[str, set[int]] = {worker.name: set() for worker in ready}
+        for slot in range(self.count):
+            own = self.by_slot[slot]
+            sockets[own.name if own is not None and own in ready else ready[slot % len(ready)].name].add(slot)
+        for worker in ready:
+            worker.listen_on(sockets[worker.name])
+        leader = self._all.get(self._members.leader or "")
+        if leader is not None and (calls := self._left.take_for(self._members.term)):
+            rows = {
+                name: [(c.id, c.backend, c.key, c.tenant, c.model, c.tokens, c.choices) for c in left]
+                for name, left in calls.items()
+            }
+            leader.channel.send("stop_calls", term=self._members.term, calls=rows)
+
+    def _send(self, grants: Iterable[Grant]) -> None:
+        by_member: dict[str, list[tuple[str, int, int]]] = {}
+        for grant in grants:
+            by_member.setdefault(grant.member, []).append((grant.resource, grant.allowed, grant.number))
+        for member, rows in by_member.items():
+            worker = self._all.get(member)
+            if worker is not None:
+                worker.channel.send("grants", grants=rows)
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now = time.monotonic()
+            silent = self.silent_slots()
+            self._members.look(now)
+            self._send(self._places.pass_time(now))
+            for worker in list(self._all.values()):
+                silent_s = self._members.silent_s(worker.name)
+                if silent_s >= self._configuration.settings.limits.worker_silence_s:
+                    self._log.event("worker_hangs", worker=worker.slot, pid=worker.process.pid, silent_s=round(silent_s, 1))
+                    worker.kill()
+            if silent != self.silent_slots():
+                self._apply_changes()
+            self._pass_on_output()
+
+    def _pass_on_output(self) -> None:
+        """Tell all workers when the backends last sent anything to any of them."""
+        latest: dict[str, float] = {}
+        for worker in self._all.values():
+            for backend, at in worker.last_output_at.items():
+                latest[backend] = max(at, latest.get(backend, at))
+        for worker in self.ready_workers():
+            behind = {name: at for name, at in latest.items() if at > worker.last_output_at.get(name, -math.inf)}
+            if behind:
+                worker.channel.send("output", at=behind)
+
+    # Signals
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._reload()))
+        loop.add_signal_handler(signal.SIGUSR2, lambda: self._tasks.start(self._roll()))
+
+    def stop(self) -> None:
+        """Drain all workers; when called again, cut it short."""
+        (self._force if self._stop.is_set() else self._stop).set()
+
+    async def _drain(self) -> None:
+        self.draining = True
+        for worker in self._all.values():
+            worker.channel.send("drain")
+        force = self._tasks.start(self._force_later())
+        limits = self._configuration.settings.limits
+        await self._wait_until(lambda: not self._all, limits.drain_s + limits.linger_s + _END_S)
+        force.cancel()
+
+    async def _force_later(self) -> None:
+        await self._force.wait()
+        for worker in self._all.values():
+            worker.channel.send("drain")
+
+    async def _wait_until(self, condition: Callable[[], bool], within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                while not condition():
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _reload(self) -> None:
+        """Send a new configuration to all workers, or keep the old one and say why."""
+        async with self._rolling:
+            try:
+                new = await asyncio.to_thread(self._load)
+                check_reload(self._configuration.settings, new.settings)
+                check_for_workers(new.settings)
+            except HangupError as error:
+                self._log.event("config_reload_failed", problems=str(error).splitlines())
+                print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
+                return
+            self._shown.clear()
+            self._configuration = new
+            for worker in self._all.values():
+                worker.channel.send("configuration", packed=self._packed(worker.slot))
+
+    async def _roll(self) -> None:
+        """Replace the workers one after another. A new one is ready before its predecessor drains, so no call is refused."""
+        async with self._rolling:
+            self._log.event("workers_rolling", workers=self.count)
+            for slot in range(self.count):
+                if self.draining or not await self._replace_gently(slot):
+                    return
+            self._log.event("workers_rolled", workers=self.count)
+
+    async def _replace_gently(self, slot: int) -> bool:
+        old = self.by_slot[slot]
+        new = await self._start(slot, replaces=False)
+        while not new.ready:
+            if new.name not in self._all:
+                self._log.event("workers_roll_failed", worker=slot, error=new.failure)
+                return False
+            await self._changed.wait()
+        self.by_slot[slot] = new
+        self._apply_changes()
+        if old is not None and old.name in self._all:
+            old.leaving = True
+            old.listen_on(())
+            await asyncio.sleep(SETTLE_S)
+            old.channel.send("drain")
+        return True

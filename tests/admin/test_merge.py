@@ -1,0 +1,114 @@
+"""Answers of several workers, merged into one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.gateway.admin.calls import SORTS
+from hangup.gateway.workers import merge, metrics
+
+PAGE_A = """\
+# HELP hangup_calls_total Calls.
+# TYPE hangup_calls_total counter
+hangup_calls_total{route="a b"} 2.0
+# HELP hangup_backend_up Up.
+# TYPE hangup_backend_up gauge
+hangup_backend_up{backend="x"} 1.0
+# HELP hangup_backend_limit Limit.
+# TYPE hangup_backend_limit gauge
+hangup_backend_limit{backend="x"} +Inf
+# HELP hangup_job_items Items.
+# TYPE hangup_job_items gauge
+hangup_job_items{state="queued"} 7.0
+hangup_job_items{state="running"} 2.0
+"""
+PAGE_B = PAGE_A.replace("2.0", "3.0").replace("1.0", "0.0") + "# HELP n N.\n# TYPE n gauge\nn 1.0\n"
+
+
+def test_metrics_add_up_or_are_the_same_for_all() -> None:
+    merged = metrics.merge([metrics.parse(PAGE_A), metrics.parse(PAGE_B)])
+    text = metrics.render(merged)
+    assert 'hangup_calls_total{route="a b"} 5.0\n' in text
+    assert 'hangup_backend_up{backend="x"} 0.0\n' in text
+    assert 'hangup_backend_limit{backend="x"} +Inf\n' in text
+    assert 'hangup_job_items{state="queued"} 7.0\n' in text and 'hangup_job_items{state="running"} 5.0\n' in text
+    assert text.endswith("# TYPE n gauge\nn 1.0\n") and metrics.parse(text) == merged
+    assert metrics.render(metrics.merge([metrics.parse(PAGE_A)])) == PAGE_A
+
+
+def test_counters_stay_when_a_worker_has_ended() -> None:
+    left = metrics.counters_of(metrics.parse(PAGE_A))
+    assert list(left) == ["hangup_calls_total"]
+    merged = metrics.merge([left, metrics.parse(PAGE_B)])
+    assert merged["hangup_calls_total"].samples == {'hangup_calls_total{route="a b"}': 5.0}
+    assert merged["hangup_job_items"].samples['hangup_job_items{state="running"}'] == 3.0
+
+
+def row(age: float, **fields: Any) -> dict[str, Any]:
+    usual = {"idle_s": None, "tokens_out": 0, "tokens_per_s": None, "deadline_left_s": None}
+    names = dict.fromkeys(("tenant", "model", "backend", "phase", "client"), "x")
+    return {"age_s": age, **usual, **names, **fields}
+
+
+def page(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"calls": rows, "total": len(rows), "live": len(rows)}
+
+
+@given(st.lists(st.lists(st.floats(0, 100))), st.integers(0, 5), st.integers(0, 9))
+def test_calls_are_sorted_and_paged_over_all_workers(ages: list[list[float]], offset: int, limit: int) -> None:
+    merged = merge.calls([page([row(age) for age in part]) for part in ages], "age", offset, limit)
+    expected = sorted((age for part in ages for age in part), reverse=True)
+    assert [call["age_s"] for call in merged["calls"]] == expected[offset : offset + limit]
+    assert merged["total"] == merged["live"] == len(expected)
+
+
+def test_every_sort_of_a_worker_is_known() -> None:
+    for sort in SORTS:
+        for sign in ("", "-"):
+            rows = [row(1.0, tokens_out=3, idle_s=2.0, tenant="a"), row(2.0, tokens_out=5, deadline_left_s=9.0, tenant="b")]
+            assert len(merge.calls([page(rows)], sign + sort, 0, 9)["calls"]) == 2
+    assert [call["age_s"] for call in merge.calls([page(rows)], "deadline", 0, 9)["calls"]] == [2.0, 1.0]
+    assert [call["age_s"] for call in merge.calls([page(rows)], "-tokens", 0, 9)["calls"]] == [1.0, 2.0]
+
+
+def backend(**fields: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {"name": "x", "quarantined": False, "state": "up", "failures": 0, "limit": 4, "in_flight": 1}
+    usual |= {"drained": False, "tokens_computed": None, "busy": 0.5, "busy_s": 1.0, "orphans": 0, "alarm": None, "zombies": []}
+    return usual | fields
+
+
+def test_a_backend_shows_its_worst_state_and_its_whole_load() -> None:
+    (merged,) = merge.backends([[backend()], [backend(state="down", zombies=["z"], alarm="exact", tokens_computed=7)]])
+    assert (merged["state"], merged["in_flight"], merged["limit"]) == ("down", 2, 8)
+    assert (merged["zombies"], merged["alarm"], merged["tokens_computed"]) == (["z"], "exact", 7)
+    (merged,) = merge.backends([[backend(limit=None)], [backend()]])
+    assert merged["limit"] is None
+    drained = backend(drained=True, state="drained, up", in_flight=0)
+    (merged,) = merge.backends([[drained], [backend(drained=True, state="draining, up")]])
+    assert merged["state"] == "draining, up" and merged["drained"]
+    assert [row["name"] for row in merge.backends([[backend()], [backend(name="y")]])] == ["x", "y"]
+
+
+def overview(**fields: Any) -> dict[str, Any]:
+    counts = dict.fromkeys(("live", "waiting", "connections", "tokens_streaming"), 1)
+    lists: dict[str, Any] = {"backends": [backend()], "alarms": [], "zombies": [], "left": [], "history": []}
+    groups: dict[str, Any] = {name: {"a": 1} for name in ("phases", "outcomes", "refusals", "tokens")}
+    return {"version": "1", "not_ready": None, **counts, **groups, **lists, "jobs": {"total": 0, "rows": []}, **fields}
+
+
+def test_the_dashboard_shows_the_sum() -> None:
+    history: list[list[float | None]] = [[1.0, 0.2, None, 5.0, 1.0, 0.0], [2.0, 0.4, 9.0, 6.0, 2.0, 1.0]]
+    newer: list[list[float | None]] = [[2.1, 0.5, 8.0, 4.0, 3.0, 0.0]]
+    first = overview(not_ready="no backend is up", history=history, left=[{"ended_s_ago": 3.0}], alarms=[{"backend": "x"}])
+    second = overview(outcomes={"a": 2, "b": 3}, history=newer, left=[{"ended_s_ago": 1.0}], jobs={"total": 2, "rows": [1]})
+    merged = merge.overview([first, second])
+    assert merged["not_ready"] is None and merged["live"] == 2 and merged["outcomes"] == {"a": 3, "b": 3}
+    assert [row["ended_s_ago"] for row in merged["left"]] == [1.0, 3.0] and merged["jobs"]["total"] == 2
+    assert merged["history"] == [[1.0, 0.2, None, 5.0, 1.0, 0.0], [2.0, 0.5, 9.0, 10.0, 5.0, 1.0]]
+    assert merged["alarms"] == [{"backend": "x"}] and merged["backends"][0]["in_flight"] == 2
+    assert merge.overview([first])["not_ready"] == "no backend is up"
+    assert metrics.parse("# HELP n N.\n# TYPE n gauge\nn +Inf\n")["n"].samples == {"n": math.inf}

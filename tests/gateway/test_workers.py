@@ -1,0 +1,330 @@
+"""`hangup serve --workers N`, with real processes: workers that die, hang, drain and reload, while the others serve on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.linux import proc
+from support.processes import Gateway, Process, StandIn, get_json
+from support.raw import Client
+from support.waiting import wait_until
+
+SLOTS = 8
+
+
+def workers_of(gateway: Gateway) -> list[int]:
+    """Return the pids of the worker processes that run now."""
+    tasks = proc(gateway.popen.pid, "task").iterdir()
+    children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    return sorted(pid for pid in children if b"hangup.gateway.workers" in proc(pid, "cmdline").read_bytes())
+
+
+def events(gateway: Gateway, event: str) -> list[dict[str, Any]]:
+    return [row for row in gateway.log() if row.get("event") == event]
+
+
+def started(gateway: Gateway, count: int) -> None:
+    wait_until(lambda: len(events(gateway, "worker_started")) >= count, what=f"{count} starts of workers")
+
+
+def admin(gateway: Gateway, method: str, path: str) -> Any:
+    request = urllib.request.Request(gateway.admin_url + path, method=method, headers={"x-hangup": "1"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+class Streams:
+    """Clients whose streams have begun."""
+
+    def __init__(self, gateway: Gateway, count: int, max_tokens: int = 5000) -> None:
+        self.clients = [Client(gateway.address) for _ in range(count)]
+        for number, client in enumerate(self.clients):
+            client.chat({"X-Request-Id": f"stream-{number}"}, stream=True, max_tokens=max_tokens)
+        for client in self.clients:
+            assert client.read_head()[0] == 200
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.sock.close()
+
+
+class Load:
+    """Threads that call all the time, each call over a new connection, and count what they get."""
+
+    def __init__(self, gateway: Gateway, threads: int = 3) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._gateway = gateway
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                with Client(self._gateway.address) as client:
+                    client.chat(max_tokens=3)
+                    self.outcomes[str(client.read_answer().status)] += 1
+            except (OSError, AssertionError) as error:
+                self.outcomes[type(error).__name__] += 1
+
+    def wait_for_more(self, calls: int = 10) -> None:
+        before = self.outcomes.total()
+        wait_until(lambda: self.outcomes.total() >= before + calls, what="more calls")
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        self.wait_for_more()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[StandIn]:
+    """It would take more calls than it gets: `slots` of the gateway is what counts."""
+    with StandIn(slots=4 * SLOTS, prefill_s=0.01, token_s=0.01) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: StandIn) -> Iterator[Gateway]:
+    with Gateway(engine.url, workers=2, slots=SLOTS) as process:
+        started(process, 2)
+        yield process
+
+
+class TestOneGateway:
+    def test_operators_see_one_gateway(self, gateway: Gateway, engine: StandIn) -> None:
+        before = gateway.metrics()
+        streams = Streams(gateway, SLOTS)
+        try:
+            per_worker = [len(list(proc(pid, "fd").iterdir())) for pid in workers_of(gateway)]
+            assert len(per_worker) == 2
+            listed = get_json(f"{gateway.admin_url}/api/calls?sort=-age&limit=3&offset=1")
+            assert listed["total"] == listed["live"] == SLOTS and len(listed["calls"]) == 3
+            ages = [row["age_s"] for row in listed["calls"]]
+            assert ages == sorted(ages)
+            (backend,) = get_json(f"{gateway.admin_url}/api/backends")["backends"]
+            assert backend["in_flight"] == backend["limit"] == SLOTS
+            assert get_json(f"{gateway.admin_url}/api/overview")["live"] == SLOTS
+            for number in range(SLOTS):  # each is known to one worker
+                row = get_json(f"{gateway.admin_url}/api/calls/stream-{number}")
+                assert row["id"] == f"stream-{number}" and row["phase"] != "ended"
+            (killed,) = admin(gateway, "DELETE", "/api/calls/stream-3")["killed"]
+            assert killed["id"] == "stream-3" and killed["abort_sent"]
+            rest = admin(gateway, "DELETE", "/api/calls?tenant=default")["killed"]
+            assert {row["id"] for row in rest} == {f"stream-{n}" for n in range(SLOTS)} - {"stream-3"}
+        finally:
+            streams.close()
+        engine.wait_idle()
+        killed_total = 'hangup_calls_total{cause="killed",outcome="killed",route="openai.chat"}'
+        after = gateway.metrics()
+        assert after[killed_total] - before.get(killed_total, 0) == SLOTS and after["hangup_workers"] == 2
+        report = get_json(f"{gateway.admin_url}/api/report?by=cause")
+        assert {row["cause"]: row["calls"] for row in report["rows"]}["killed"] >= SLOTS
+
+    def test_calls_are_spread_over_the_workers(self, gateway: Gateway) -> None:
+        """A connection's worker is chosen by the kernel: of 40, none of two gets fewer than 4 in a billion tries."""
+        clients = [Client(gateway.address) for _ in range(40)]
+        try:
+            wait_until(lambda: gateway.metrics()["hangup_connections"] >= 40)
+            counts = [sum(1 for fd in proc(pid, "fd").iterdir() if _is_socket(fd)) for pid in workers_of(gateway)]
+            assert len(counts) == 2 and min(counts) >= 4 + 4, counts  # 4 sockets are always open
+        finally:
+            for client in clients:
+                client.sock.close()
+
+    def test_what_is_not_there(self, gateway: Gateway) -> None:
+        for path, status in (("/api/calls/none", 404), ("/api/calls?sort=x", 400), ("/api/report?by=x", 400), ("/api/x", 404)):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                get_json(gateway.admin_url + path)
+            with caught.value as error:
+                assert error.code == status, path
+
+    def test_an_engine_gets_no_more_calls_than_it_has_slots_and_all_slots_are_used(
+        self, gateway: Gateway, engine: StandIn
+    ) -> None:
+        engine.wait_idle()
+        urllib.request.urlopen(urllib.request.Request(f"{engine.url}/standin/forget_peaks", b"{}"), timeout=60).close()
+        with Load(gateway, threads=3 * SLOTS) as load:
+            wait_until(lambda: engine.stats()["running_peak"] == SLOTS, what="all slots in use")
+            load.wait_for_more(100)
+        assert engine.stats()["running_peak"] == SLOTS
+        assert set(load.outcomes) == {"200"}
+
+    def test_slots_follow_the_calls(self, gateway: Gateway, engine: StandIn) -> None:
+        """All calls come over connections of one worker: it gets all the slots."""
+        first = Client(gateway.address)
+        clients = [first]
+        try:
+            while len(clients) < 60:  # about half of them are at the first one's worker
+                clients.append(Client(gateway.address))
+            streams = clients[: 3 * SLOTS]
+            for client in streams:
+                client.chat(stream=True, max_tokens=5000)
+            wait_until(lambda: engine.stats()["running"] == SLOTS, what="all slots in use")
+        finally:
+            for client in clients:
+                client.sock.close()
+        engine.wait_idle()
+
+    def test_a_drained_backend_is_drained_everywhere(self, gateway: Gateway, engine: StandIn) -> None:
+        name = engine.url.removeprefix("http://")
+        admin(gateway, "PUT", f"/api/backends/{name}/drain")
+        try:
+            wait_until(lambda: get_json(f"{gateway.admin_url}/api/backends")["backends"][0]["state"] == "drained, up")
+            assert gateway.ready() == 503
+        finally:
+            admin(gateway, "DELETE", f"/api/backends/{name}/drain")
+        assert gateway.ready() == 200
+
+
+def _is_socket(fd: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return fd.readlink().name.startswith("socket:")
+    return False
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_calls_are_stopped() -> None:
+    """On an engine that does not notice when a connection ends: only an abort by id stops a call there."""
+    with StandIn(slots=32, prefill_s=0.01, token_s=0.01, deaf=True) as engine, Gateway(engine.url, workers=2) as gateway:
+        streams = Streams(gateway, 16, max_tokens=100_000)
+        before = gateway.metrics()
+        wait_until(lambda: engine.stats()["running"] == 16)
+        for client in streams.clients:  # its worker has reported it ten times since
+            for _ in range(100):
+                client.read_until(b"\n\n")
+        victim, other = workers_of(gateway)
+        os.kill(victim, signal.SIGKILL)
+        (died,) = wait_until(lambda: events(gateway, "worker_died"))
+        assert died["pid"] == victim and 0 < died["calls"] < 16, "the kernel spreads 16 connections over both"
+        wait_until(lambda: engine.stats()["aborted"] == died["calls"], what="aborts of the calls that it left")
+        stopped = events(gateway, "left_call_stopped")
+        assert len(stopped) == died["calls"] and all(row["abort_sent"] for row in stopped)
+        started(gateway, 3)
+        alive = 0
+        for client in streams.clients:
+            client.buffer = b""
+            alive += client._more() and client._more()
+        assert alive == 16 - died["calls"], "the other worker's streams go on"
+        assert other in workers_of(gateway) and len(workers_of(gateway)) == 2
+        assert engine.stats()["aborted"] == died["calls"], "no innocent call was aborted"
+        streams.close()
+        with Client(gateway.address) as client:
+            client.chat(max_tokens=3)
+            assert client.read_answer().status == 200
+        after = gateway.metrics()
+        fallen = [name for name in before if name.endswith("_total") and after.get(name, 0) < before[name]]
+        assert fallen == [] and after["hangup_worker_restarts_total"] == 1
+
+
+def test_a_stopped_worker_costs_no_call_and_is_replaced() -> None:
+    with StandIn(slots=32, token_s=0.01) as engine, Gateway(engine.url, workers=2, worker_silence_s=4) as gateway:
+        started(gateway, 2)
+        victim = workers_of(gateway)[0]
+        os.kill(victim, signal.SIGSTOP)
+        with contextlib.ExitStack() as stack:
+            # About ten of them are in the stopped worker's queue.
+            clients = [stack.enter_context(Client(gateway.address)) for _ in range(20)]
+            for client in clients:
+                client.chat(max_tokens=3)
+            assert [client.read_answer().status for client in clients] == [200] * 20
+        (hung,) = wait_until(lambda: events(gateway, "worker_hangs"))
+        assert hung["pid"] == victim
+        started(gateway, 3)
+        assert victim not in workers_of(gateway) and gateway.ready() == 200
+
+
+def test_no_call_is_refused_while_workers_are_reloaded_and_replaced() -> None:
+    with StandIn(slots=32, prefill_s=0.001, token_s=0.001) as engine:
+        config = f'slots = 32\n[[backend]]\nurl = "{engine.url}"\nname = "NAME"\n'
+        with Gateway(config=config.replace("NAME", "old"), workers=2) as gateway, Load(gateway) as load:
+            assert gateway.config_path is not None
+            gateway.config_path.write_text("nonsense = 1\n")
+            gateway.signal(signal.SIGHUP)
+            gateway.find_line("not reloaded")
+            gateway.config_path.write_text(config.replace("NAME", "new"))
+            gateway.signal(signal.SIGHUP)
+            gateway.find_line("configuration reloaded")
+            wait_until(lambda: len(events(gateway, "config_reloaded")) == 2)
+            assert [row["name"] for row in get_json(f"{gateway.admin_url}/api/backends")["backends"]] == ["new"]
+            load.wait_for_more()
+            before = workers_of(gateway)
+            gateway.signal(signal.SIGUSR2)
+            wait_until(lambda: events(gateway, "workers_rolled"))
+            wait_until(lambda: not set(before) & set(workers_of(gateway)), what="the end of the old workers")
+            load.wait_for_more()
+            os.kill(workers_of(gateway)[0], signal.SIGTERM)  # by hand: it drains, and another takes its place
+            started(gateway, 5)
+            load.wait_for_more()
+        assert set(load.outcomes) == {"200"}, load.outcomes
+        assert not events(gateway, "worker_died")
+
+
+def test_a_signal_drains_all_workers_and_a_second_one_ends_it() -> None:
+    with StandIn(slots=32, prefill_s=0.01, token_s=0.01) as engine, Gateway(engine.url, workers=2, drain_s=600) as gateway:
+        short, long = Streams(gateway, 4, max_tokens=100), Streams(gateway, 4, max_tokens=100_000)
+        pids = workers_of(gateway)
+        gateway.signal(signal.SIGTERM)
+        for client in short.clients:
+            assert b"[DONE]" in client.read_until(b"[DONE]")
+        assert gateway.popen.poll() is None and gateway.ready() == 503
+        gateway.signal(signal.SIGTERM)
+        assert gateway.wait() == 0
+        short.close()
+        long.close()
+        assert all(not proc(pid).exists() for pid in pids) and not events(gateway, "worker_died")
+        engine.wait_idle()
+
+
+def test_workers_end_with_their_supervisor() -> None:
+    with StandIn() as engine, Gateway(engine.url, workers=2) as gateway:
+        pids = workers_of(gateway)
+        gateway.popen.kill()
+        wait_until(lambda: all(not proc(pid).exists() for pid in pids), what="the end of the workers")
+        assert len(events(gateway, "supervisor_gone")) == 2
+
+
+UPSTREAM = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
+QUOTA = '[[tenant]]\nname = "t"\nconcurrency_max = 3\nkey_sha256 = ["' + "a" * 64 + '"]\n'
+REFUSED = {
+    "the embedded engine": ("", "embedded engine"),
+    "an engine per worker": (UPSTREAM + 'spawn = "true"\n', "would spawn"),
+    "a quota": (UPSTREAM + QUOTA, "concurrency_max of tenant t"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_workers_do_not_share_is_refused(case: str, tmp_path: Path) -> None:
+    config, said = REFUSED[case]
+    path = tmp_path / "hangup.toml"
+    path.write_text(config)
+    with Process("serve", "--port", "0", "--admin-port", "0", "--workers", "2", "--config", str(path)) as process:
+        assert process.wait() == 2
+        assert said in "\n".join(process.stderr_lines)
+
+
+def test_a_port_in_use_and_a_worker_that_cannot_start_are_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        flags = ("--admin-port", "0", "--workers", "2", "--upstream", "http://127.0.0.1:9")
+        with Process("serve", "--port", port, *flags) as process:
+            assert process.wait() == 1 and "cannot listen" in process.stderr_lines[0]
+        with Process("serve", "--port", "0", *flags, "--jobs", "/dev/null/x") as process:
+            assert process.wait() == 1 and "/dev/null" in process.stderr_lines[0], process.stderr_lines
