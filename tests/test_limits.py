@@ -28,6 +28,7 @@ MODULES_WITH_ALL = {
     "gateway/server.py",
     "gateway/workers/server.py",
     "gateway/workers/settings.py",
+    "gateway/workers/supervisor.py",
 }
 RUNS_INTO = {
     # A call

@@ -23,6 +23,16 @@ from support.raw import Client
 from support.waiting import wait_until
 
 SLOTS = 8
+LONG = 30_000  # tokens: five minutes
+
+
+@contextlib.contextmanager
+def engine_and_gateway(*, deaf_to: str = "", **settings: Any) -> Iterator[tuple[StandIn, Gateway]]:
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(StandIn(slots=32, prefill_s=0.01, token_s=0.01, answer_tokens=LONG, deaf_to=deaf_to))
+        gateway = stack.enter_context(Gateway(engine.url, workers=2, **settings))
+        started(gateway, 2)
+        yield engine, gateway
 
 
 def workers_of(gateway: Gateway) -> list[int]:
@@ -49,7 +59,7 @@ def admin(gateway: Gateway, method: str, path: str) -> Any:
 class Streams:
     """Clients whose streams have begun."""
 
-    def __init__(self, gateway: Gateway, count: int, max_tokens: int = 5000) -> None:
+    def __init__(self, gateway: Gateway, count: int, max_tokens: int = LONG) -> None:
         self.clients = [Client(gateway.address) for _ in range(count)]
         for number, client in enumerate(self.clients):
             client.chat({"X-Request-Id": f"stream-{number}"}, stream=True, max_tokens=max_tokens)
@@ -98,7 +108,7 @@ class Load:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[StandIn]:
     """It would take more calls than it gets: `slots` of the gateway is what counts."""
-    with StandIn(slots=4 * SLOTS, prefill_s=0.01, token_s=0.01) as process:
+    with StandIn(slots=4 * SLOTS, prefill_s=0.01, token_s=0.01, answer_tokens=LONG) as process:
         yield process
 
 
@@ -177,7 +187,7 @@ class TestOneGateway:
                 clients.append(Client(gateway.address))
             streams = clients[: 3 * SLOTS]
             for client in streams:
-                client.chat(stream=True, max_tokens=5000)
+                client.chat(stream=True, max_tokens=LONG)
             wait_until(lambda: engine.stats()["running"] == SLOTS, what="all slots in use")
         finally:
             for client in clients:
@@ -203,8 +213,8 @@ def _is_socket(fd: Path) -> bool:
 
 def test_a_worker_that_is_killed_is_replaced_and_its_calls_are_stopped() -> None:
     """On an engine that does not notice when a connection ends: only an abort by id stops a call there."""
-    with StandIn(slots=32, prefill_s=0.01, token_s=0.01, deaf=True) as engine, Gateway(engine.url, workers=2) as gateway:
-        streams = Streams(gateway, 16, max_tokens=100_000)
+    with engine_and_gateway(deaf_to="stream") as (engine, gateway):
+        streams = Streams(gateway, 16, max_tokens=LONG)
         before = gateway.metrics()
         wait_until(lambda: engine.stats()["running"] == 16)
         for client in streams.clients:  # its worker has reported it ten times since
@@ -235,8 +245,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_calls_are_stopped() -> None
 
 
 def test_a_stopped_worker_costs_no_call_and_is_replaced() -> None:
-    with StandIn(slots=32, token_s=0.01) as engine, Gateway(engine.url, workers=2, worker_silence_s=4) as gateway:
-        started(gateway, 2)
+    with engine_and_gateway(worker_silence_s=4) as (_, gateway):
         victim = workers_of(gateway)[0]
         os.kill(victim, signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
@@ -278,8 +287,8 @@ def test_no_call_is_refused_while_workers_are_reloaded_and_replaced() -> None:
 
 
 def test_a_signal_drains_all_workers_and_a_second_one_ends_it() -> None:
-    with StandIn(slots=32, prefill_s=0.01, token_s=0.01) as engine, Gateway(engine.url, workers=2, drain_s=600) as gateway:
-        short, long = Streams(gateway, 4, max_tokens=100), Streams(gateway, 4, max_tokens=100_000)
+    with engine_and_gateway(drain_s=600) as (engine, gateway):
+        short, long = Streams(gateway, 4, max_tokens=100), Streams(gateway, 4, max_tokens=LONG)
         pids = workers_of(gateway)
         gateway.signal(signal.SIGTERM)
         for client in short.clients:
@@ -291,6 +300,20 @@ def test_a_signal_drains_all_workers_and_a_second_one_ends_it() -> None:
         long.close()
         assert all(not proc(pid).exists() for pid in pids) and not events(gateway, "worker_died")
         engine.wait_idle()
+
+
+def test_an_engine_that_works_for_another_worker_is_not_stuck() -> None:
+    """vLLM counts no tokens for embeddings, so its figures stand still. The worker without calls must not take it for stuck."""
+    with (
+        StandIn(like="vllm", embed_s=0.3) as engine,
+        Gateway(engine.url, workers=2, wedge_s=2, health_interval_s=0.5) as gateway,
+    ):
+        with Client(gateway.address) as client:
+            for _ in range(20):  # one connection, one worker
+                client.post("/v1/embeddings", {"model": "m", "input": "x"})
+                assert client.read_answer().status == 200
+        (backend,) = get_json(f"{gateway.admin_url}/api/backends")["backends"]
+        assert backend["ladder"] == "healthy" and not events(gateway, "ladder_step_taken")
 
 
 def test_workers_end_with_their_supervisor() -> None:

@@ -365,6 +365,11 @@ def _was_served(call: Call) -> bool:
     return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
 
+def create_ledger(path: str, wal_bytes_max: int) -> None:
+    """Create the file, or bring it up to date, before several processes open it at once."""
+    _open(path, wal_bytes_max).close()
+
+
 def _open(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3.Connection:
     """Open the file; wait up to `busy_s` for the lock of another process, and up to `_BUSY_S` for each later one."""
     try:

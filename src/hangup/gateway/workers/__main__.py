@@ -11,7 +11,6 @@ import sys
 
 import uvloop
 
-from hangup.errors import HangupError
 from hangup.gateway.workers.channel import Channel, unpacked
 from hangup.gateway.workers.link import SupervisorLink
 from hangup.gateway.workers.server import serve
@@ -23,13 +22,7 @@ async def _run(channel_fd: int, socket_fds: list[int]) -> int:
     if first is None:
         return 1
     link = SupervisorLink(channel, unpacked(first["packed"]))
-    try:
-        await serve(link, [socket.socket(fileno=fd) for fd in socket_fds], lambda data_url, admin_url: None)
-    except HangupError as error:
-        channel.send("failed", error=str(error))
-        await channel.flush()
-        return 1
-    return 0
+    return 0 if await serve(link, [socket.socket(fileno=fd) for fd in socket_fds]) else 1
 
 
 def main() -> int:

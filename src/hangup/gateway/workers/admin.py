@@ -30,7 +30,7 @@ from hangup.gateway.workers.process import Answer, WorkerProcess
 _ASK_S = 5.0
 _ACT_S = 60.0  # a kill waits for the engines
 _NO_WORKER = {"error": "no worker is running; see the gateway log"}
-_METRICS = """\
+METRICS = """\
 # HELP hangup_workers Worker processes that serve the data port.
 # TYPE hangup_workers gauge
 hangup_workers {workers}
@@ -48,7 +48,9 @@ class Whole(Protocol):
     drained_backends: set[str]
     retired_counters: metrics.Families
 
-    def ready_workers(self) -> list[WorkerProcess]: ...
+    def answering_workers(self) -> list[WorkerProcess]: ...
+
+    def serving_workers(self) -> list[WorkerProcess]: ...
 
     def silent_slots(self) -> list[int]: ...
 
@@ -64,7 +66,7 @@ class WholeAdmin:
 
     async def ask_all(self, method: str, target: str) -> list[Answer]:
         within_s = _ASK_S if method == "GET" else _ACT_S
-        workers = self.whole.ready_workers()
+        workers = self.whole.answering_workers()
         answers = await asyncio.gather(*(worker.ask(method, target, within_s) for worker in workers))
         return [answer for answer in answers if answer is not None]
 
@@ -84,7 +86,9 @@ class WholeAdmin:
 
     async def readyz(self, request: Request) -> Response:
         """Ready if any worker is: it accepts the connections of those that are not."""
-        answers = await self.ask_all("GET", "/readyz")
+        serving = self.whole.serving_workers()
+        found = await asyncio.gather(*(worker.ask("GET", "/readyz", _ASK_S) for worker in serving))
+        answers = [answer for answer in found if answer is not None]
         ready = any(status == 200 for status, _ in answers) and not self.whole.draining
         lines = ["ready" if ready else "draining" if self.whole.draining else _reason(answers)]
         lines += [f"not running: worker {slot}" for slot in self.whole.silent_slots()]
@@ -93,14 +97,14 @@ class WholeAdmin:
 
     async def metrics(self, request: Request) -> Response:
         pages = [self.whole.retired_counters]
-        workers = self.whole.ready_workers()
+        workers = self.whole.answering_workers()
         for worker, answer in zip(
             workers, await asyncio.gather(*(w.ask("GET", "/metrics", _ASK_S) for w in workers)), strict=True
         ):
             if answer is not None:
                 worker.counted = metrics.parse(answer[1])
             pages.append(worker.counted)
-        own = _METRICS.format(workers=len(workers), restarts=self.whole.restarts)
+        own = METRICS.format(workers=len(self.whole.serving_workers()), restarts=self.whole.restarts)
         return Response(metrics.render(metrics.merge(pages)) + own, media_type=CONTENT_TYPE_LATEST)
 
     async def list_calls(self, request: Request) -> Response:
@@ -154,14 +158,14 @@ class WholeAdmin:
         """All workers write to one ledger: each writes what it still has in memory before it answers, so the last answer has
         everything."""
         answers: list[Answer] = []
-        for worker in self.whole.ready_workers():
+        for worker in self.whole.answering_workers():
             answer = await worker.ask("GET", _target(request), _ACT_S)
             answers += [answer] if answer is not None else []
         return _first(answers[::-1])
 
     async def any_worker(self, request: Request) -> Response:
         """Ask one worker: all know the same, or one must do it for all."""
-        for worker in self.whole.ready_workers():
+        for worker in self.whole.answering_workers():
             answer = await worker.ask(request.method, _target(request), _ACT_S)
             if answer is not None:
                 return _first([answer])

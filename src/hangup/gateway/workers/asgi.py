@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Scope
 
 from hangup.gateway.admin.guard import CSRF_HEADER
 
@@ -16,7 +14,7 @@ HOST = "localhost"
 async def ask_app(app: ASGIApp, method: str, target: str) -> tuple[int, bytes]:
     """Return the status and the body of the answer to a request without a body."""
     path, _, query = target.partition("?")
-    scope: dict[str, Any] = {
+    scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -32,10 +30,10 @@ async def ask_app(app: ASGIApp, method: str, target: str) -> tuple[int, bytes]:
     }
     status, parts = 500, list[bytes]()
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def send(message: MutableMapping[str, Any]) -> None:
+    async def send(message: Message) -> None:
         nonlocal status
         if message["type"] == "http.response.start":
             status = message["status"]

@@ -38,7 +38,10 @@ class LinkedServer(Protocol):
 
     def reload(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def drain(self) -> None:
+        """Serve no new calls, and end after the running ones."""
+
+    def cut_drain_short(self) -> None: ...
 
 
 class SupervisorLink:
@@ -138,7 +141,7 @@ class SupervisorLink:
             self._handle(message)
         assert self._server is not None
         self._server.gateway.log.event("supervisor_gone")
-        self._server.stop()
+        self._server.drain()
 
     def _handle(self, message: Message) -> None:
         assert self._server is not None
@@ -157,7 +160,9 @@ class SupervisorLink:
         elif kind == "output":
             self._note_output(message["at"])
         elif kind == "drain":
-            self._server.stop()
+            self._server.drain()
+        elif kind == "cut_drain_short":
+            self._server.cut_drain_short()
 
     def _note_output(self, at: dict[str, float]) -> None:
         """Note when backends last sent anything to any worker: one that serves only others is not stuck."""

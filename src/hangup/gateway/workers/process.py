@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import Process
 from collections.abc import Iterable, Sequence
 
@@ -26,6 +27,7 @@ class WorkerProcess:
         self.name = name
         self.process = process
         self.channel = channel
+        self.started_at = time.monotonic()
         self.ready = False  # it can serve calls
         self.leaving = False  # it drains, and another takes its slot
         self.failure = ""  # why it could not start, in its own words

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hangup.config import ClientLimits, Settings
+from hangup.errors import HangupError
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.admin.server import make_app
 from hangup.gateway.client.handshake import TlsListener
@@ -73,7 +74,13 @@ class WorkerServer(Server):
             self._leaving = True
             self._link.channel.send("draining")
             self.listen_on(frozenset())
-            asyncio.get_running_loop().call_later(SETTLE_S, self._stop.set)
+            asyncio.get_running_loop().call_later(SETTLE_S, self.drain)
+
+    def drain(self) -> None:
+        self._stop.set()
+
+    def cut_drain_short(self) -> None:
+        self._force.set()
 
     def _tell(self, text: str) -> None:
         self._link.channel.send("tell", text=text)
@@ -108,10 +115,13 @@ class WorkerServer(Server):
         self._listeners.clear()
 
 
-async def serve(link: SupervisorLink, sockets: Sequence[socket.socket], announce: Callable[[str, str], None]) -> None:
-    """Run a worker until the supervisor stops it, or is gone."""
-    server = WorkerServer(link, sockets)
+async def serve(link: SupervisorLink, sockets: Sequence[socket.socket]) -> bool:
+    """Run a worker until the supervisor stops it, or is gone; return False if it could not start."""
     try:
-        await server.run(announce)
+        await WorkerServer(link, sockets).run(lambda data_url, admin_url: None)
+    except HangupError as error:
+        link.channel.send("failed", error=str(error))
+        return False
     finally:
         await link.close()
+    return True

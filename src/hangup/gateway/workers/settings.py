@@ -40,6 +40,10 @@ def check_for_workers(settings: Settings) -> None:
         raise ConfigError([problem + (hint if "hint" not in problem else "") for problem in problems])
 
 
+def ledger_path(settings: Settings, folder: Path) -> str:
+    return settings.ledger or str(folder / "ledger.sqlite")
+
+
 def for_worker(configuration: Configuration, slot: int, port: int, folder: Path) -> Configuration:
     """Return the configuration of one worker. `folder` is for what would be in memory otherwise, and must be shared."""
     settings = configuration.settings
@@ -50,7 +54,7 @@ def for_worker(configuration: Configuration, slot: int, port: int, folder: Path)
         for backend in settings.backend
     )
     jobs = settings.jobs if jobs_path(settings, port) != "" else str(folder / "jobs.sqlite")
-    ledger = settings.ledger or str(folder / "ledger.sqlite")
+    ledger = ledger_path(settings, folder)
     return dataclasses.replace(
         configuration, settings=dataclasses.replace(settings, backend=backends, jobs=jobs, ledger=ledger)
     )

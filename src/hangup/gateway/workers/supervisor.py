@@ -22,18 +22,20 @@ from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
 from hangup.gateway.server import check_reload, open_log
+from hangup.gateway.store.ledger import create_ledger
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.channel import Message, packed
 from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.server import SETTLE_S
-from hangup.gateway.workers.settings import check_for_workers, for_worker
+from hangup.gateway.workers.settings import check_for_workers, for_worker, ledger_path
 from hangup.tasks import TASKS, Tasks
 
 _LOOK_S = 0.25
 _SILENT_S = 1.0  # then other workers accept from its socket
 _DEAD_HOLD_S = 1.0  # engines may take this long to notice that a worker has died
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
+_START_S = 120.0  # a worker that is not ready by then is replaced
 _END_S = 10.0  # after its drain a worker has this long to exit
 
 
@@ -72,6 +74,7 @@ class Supervisor:
         TASKS.on_failure = self._log.task_failed
         with tempfile.TemporaryDirectory(prefix="hangup-") as folder:
             self._folder = Path(folder)
+            await asyncio.to_thread(create_ledger, ledger_path(settings, self._folder), settings.limits.wal_bytes_max)
             admin = AdminServer(make_whole_app(self, policy), admin_sock, settings.limits)
             try:
                 await self._start_all()
@@ -98,15 +101,19 @@ class Supervisor:
 
     # Workers
 
-    def ready_workers(self) -> list[WorkerProcess]:
-        """Return the workers that serve the data port and answer."""
-        ready = [worker for worker in self.by_slot if worker is not None and worker.ready]
-        return [worker for worker in ready if not self._members.is_silent(worker.name)]
+    def answering_workers(self) -> list[WorkerProcess]:
+        """Return the workers that answer; those that are leaving still have calls."""
+        return [worker for worker in self._all.values() if worker.ready and not self._members.is_silent(worker.name)]
+
+    def serving_workers(self) -> list[WorkerProcess]:
+        """Return those of them that take new calls, by their slots."""
+        answering = self.answering_workers()
+        return [worker for worker in self.by_slot if worker in answering and worker is not None and not worker.leaving]
 
     def silent_slots(self) -> list[int]:
-        """Return the slots without a worker that answers."""
-        answering = {worker.slot for worker in self.ready_workers()}
-        return [slot for slot in range(self.count) if slot not in answering]
+        """Return the slots without a worker that takes new calls."""
+        serving = {worker.slot for worker in self.serving_workers()}
+        return [slot for slot in range(self.count) if slot not in serving]
 
     async def _start_all(self) -> None:
         workers = await asyncio.gather(*map(self._start, range(self.count)))
@@ -207,7 +214,7 @@ class Supervisor:
         """Follow a change of who is there: who accepts from which socket, and who stops the calls of the dead."""
         self._changed.set()
         self._changed.clear()
-        ready = self.ready_workers()
+        ready = self.serving_workers()
         if self.draining or not ready:
             return
         sockets: dict[str, set[int]] = {worker.name: set() for worker in ready}
@@ -242,7 +249,8 @@ class Supervisor:
             self._send(self._places.pass_time(now))
             for worker in list(self._all.values()):
                 silent_s = self._members.silent_s(worker.name)
-                if silent_s >= self._configuration.settings.limits.worker_silence_s:
+                hangs_at_start = not worker.ready and now - worker.started_at > _START_S
+                if hangs_at_start or silent_s >= self._configuration.settings.limits.worker_silence_s:
                     self._log.event("worker_hangs", worker=worker.slot, pid=worker.process.pid, silent_s=round(silent_s, 1))
                     worker.kill()
             if silent != self.silent_slots():
@@ -255,7 +263,7 @@ class Supervisor:
         for worker in self._all.values():
             for backend, at in worker.last_output_at.items():
                 latest[backend] = max(at, latest.get(backend, at))
-        for worker in self.ready_workers():
+        for worker in self.answering_workers():
             behind = {name: at for name, at in latest.items() if at > worker.last_output_at.get(name, -math.inf)}
             if behind:
                 worker.channel.send("output", at=behind)
@@ -285,7 +293,7 @@ class Supervisor:
     async def _force_later(self) -> None:
         await self._force.wait()
         for worker in self._all.values():
-            worker.channel.send("drain")
+            worker.channel.send("cut_drain_short")
 
     async def _wait_until(self, condition: Callable[[], bool], within_s: float) -> None:
         try:
