@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import leftovers
 from support.processes import Gateway, StandIn
 
 # How fast examples are drawn depends on what else the machine does; it says nothing of the code.
@@ -24,3 +25,28 @@ def engine() -> Iterator[StandIn]:
 def gateway(engine: StandIn) -> Iterator[Gateway]:
     with Gateway(engine.url) as process:
         yield process
+
+
+leftovers.watch()
+_FAILED: list[str] = []  # tests whose leftovers are still to be collected
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    with leftovers.closed_at_the_end():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        _FAILED.append(item.nodeid)
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if _FAILED:
+        _FAILED.clear()
+        leftovers.collect_quietly()

@@ -1,0 +1,57 @@
+"""Closes what a test has left open, on whichever path it ended.
+
+An exception keeps the variables of the functions that it left, sockets among them, until the garbage collector finds them.
+That complains in whatever test happens to run: a test that fails once would make an innocent one fail later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import urllib.error
+import warnings
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakSet
+
+import httpx
+
+from support.raw import Client
+
+_OPENED: WeakSet[Any] = WeakSet()
+_MADE = [Client, httpx.Client, urllib.error.HTTPError]  # an SDK's client is one of httpx; an error has its unread answer
+
+
+def watch() -> None:
+    """Note each client that is made from now on."""
+    for kind in _MADE:
+        _note_each(kind)
+
+
+def _note_each(kind: Any) -> None:
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def make_and_note(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        _OPENED.add(self)
+
+    kind.__init__ = make_and_note
+
+
+@contextlib.contextmanager
+def closed_at_the_end() -> Iterator[None]:
+    """Close what was opened within."""
+    before = set(_OPENED)  # fixtures of whole modules
+    yield
+    for opened in set(_OPENED) - before:
+        with contextlib.suppress(OSError):
+            (opened.sock if isinstance(opened, Client) else opened).close()
+
+
+def collect_quietly() -> None:
+    """Free what a failed test has left, so that no later one is told of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
