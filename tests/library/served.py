@@ -33,6 +33,11 @@ class Work:
 class CountingEngine:
     def __init__(self) -> None:
         self.works: dict[str, Work] = {}
+        self._aborted: dict[str, threading.Event] = {}
+
+    def aborted(self, id: str) -> threading.Event:
+        """Return what is set when the library aborts the call."""
+        return self._aborted.setdefault(id, threading.Event())
 
     def work(self, id: str) -> Work:
         return self.works.setdefault(id, Work())
@@ -56,12 +61,16 @@ class CountingEngine:
     def blocking(
         self, id: str, pace_s: float, size: int = 0, count: int = 1000, hold: tuple[int, float] = NO_HOLD
     ) -> Iterator[bytes]:
-        """Generate like llama-cpp-python: a plain generator that blocks its thread."""
+        """Generate like llama-cpp-python: a plain generator that blocks its thread. A token for which it takes long is ready
+        when the call is aborted: how long that takes is the machine's business."""
         work = self.work(id)
         work.running = True
         try:
             for _ in range(count):
-                time.sleep(hold[1] if work.computed >= hold[0] else pace_s)
+                if work.computed >= hold[0]:
+                    self.aborted(id).wait(hold[1])
+                else:
+                    time.sleep(pace_s)
                 work.computed += 1
                 yield FILLER if size else b"data: token\n\n"
         finally:
@@ -86,6 +95,7 @@ def limits(q: dict[str, str]) -> dict[str, Any]:
 
     def abort() -> None:
         work.aborted += 1
+        ENGINE.aborted(q["id"]).set()
 
     return {
         "client_silence_s": float(q.get("silence_s", "30")),

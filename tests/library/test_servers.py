@@ -49,8 +49,7 @@ class Early:
 
     def __init__(self, served: Served, work: str, leave: str) -> None:
         id = f"{work}-early-{leave}"
-        hold_s = 60 if work == "stream" else 4  # a thread finishes its step
-        client = served.post(work, id, pace_s=PACE_S, hold_after=0, hold_s=hold_s)
+        client = served.post(work, id, pace_s=PACE_S, hold_after=0, hold_s=60)
         served.wait_running(id)
         LEAVES[leave](client)
         self.ended = served.wait_ended(id)

@@ -41,23 +41,22 @@ async def one_turn(websocket: Any, asked: dict[str, Any], send: Callable[[str], 
     engine_options = asked["id"], asked.get("pace_s", 0.01), 0, asked.get("count", 1000)
     id = asked["id"]
     work = ENGINE.work(id)
-    held, held_in_thread = (1, 60.0), (1, 4.0)  # the second token takes this long; a thread cannot be interrupted in it
-    if asked.get("count"):
-        held = held_in_thread = NO_HOLD
+    held = NO_HOLD if asked.get("count") else (1, 60.0)  # the second token takes this long; in a thread, until the abort
 
     def abort() -> None:
         work.aborted += 1
+        ENGINE.aborted(id).set()
 
     options: dict[str, Any] = {"abort": abort, "on_end": lambda ended: work.ended.append(asdict(ended))}
     match asked["do"]:
         case "stream":
             await hangup.stream(websocket, ENGINE.tokens(*engine_options, held), **options)
         case "thread":
-            await hangup.stream(websocket, ENGINE.blocking(*engine_options, held_in_thread), **options)
+            await hangup.stream(websocket, ENGINE.blocking(*engine_options, held), **options)
         case "run":
             await hangup.run(websocket, ENGINE.whole(*engine_options, held), **options)
         case "thread_run":
-            await hangup.run(websocket, lambda token: ENGINE.blocking_whole(token, *engine_options, held_in_thread), **options)
+            await hangup.run(websocket, lambda token: ENGINE.blocking_whole(token, *engine_options, held), **options)
         case "chat":
             await hangup.stream(websocket, chat(), max_tokens=asked.get("max_tokens"), **options)
         case "fail":

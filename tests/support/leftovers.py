@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
 import urllib.error
 import warnings
 from collections.abc import Iterator
@@ -35,7 +36,8 @@ def _note_each(kind: Any) -> None:
     @functools.wraps(make)
     def make_and_note(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
-        _OPENED.add(self)
+        if threading.current_thread() is threading.main_thread():  # a module's fixtures use theirs in threads, for many tests
+            _OPENED.add(self)
 
     kind.__init__ = make_and_note
 
