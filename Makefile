@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-frameworks test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs clean chaos mutants
+.PHONY: help setup run demo test test-engines test-torch test-frameworks test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs clean chaos kills mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -81,6 +81,9 @@ format: $(VENV)/.setup-test  ## format code and Markdown
 
 bench: $(VENV)/.setup-test  ## benchmark against nginx and other gateways; see bench/README.md
 	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
+
+kills: $(VENV)/.setup-test  ## kill gateways with running jobs 200 times, on a file and on PostgreSQL (apt-get install postgresql); HANGUP_KILLS=N
+	HANGUP_KILLS=$${HANGUP_KILLS:-200} POSTGRESQL_TESTS=required $(BIN)/python -m pytest -s tests/jobs/test_job_crashes.py -k "any_instant or on_a_server"
 
 chaos: $(VENV)/.setup-test  ## inject faults under load, on real processes, from a seed; ARGS="--seed 7 --minutes 4 --actors kill,calls"
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from support import leftovers
+from support.postgresql import STORES, new_store
 from support.processes import Gateway, StandIn
 
 # How fast examples are drawn depends on what else the machine does; it says nothing of the code.
@@ -25,6 +27,12 @@ def engine() -> Iterator[StandIn]:
 def gateway(engine: StandIn) -> Iterator[Gateway]:
     with Gateway(engine.url) as process:
         yield process
+
+
+@pytest.fixture(params=STORES)
+def store_path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The path of a new job store, once of each kind."""
+    return new_store(request.param, tmp_path)
 
 
 leftovers.watch()

@@ -70,4 +70,4 @@ class EngineSilent(EngineFault):
 
 
 class LedgerBusy(HangupError):
-    """The ledger's file cannot be used now, because its disk hangs or another process has locked it."""
+    """The ledger cannot be used now: its disk hangs, another process has locked it, or its server does not answer."""

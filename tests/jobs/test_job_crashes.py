@@ -21,11 +21,14 @@ import pytest
 
 from support.jobs import client, get_job, line, results, start_batch, start_job, wait_batch, wait_job
 from support.linux import linux_only
+from support.postgresql import postgres_server
 from support.processes import Gateway, Process, StandIn
 from support.raw import Client
 from support.waiting import wait_until
 
 KILLS = int(os.environ.get("HANGUP_KILLS", "40"))
+KILLS_ON_SERVER = int(os.environ.get("HANGUP_KILLS", "6"))  # `make kills` has 200
+_DELIVERED = "cause = 'completed' AND tokens_delivered > 0"
 LINES = 25
 
 
@@ -36,7 +39,8 @@ def engine() -> Iterator[StandIn]:
 
 
 def serve(engine: StandIn, store: Path, **settings: Any) -> Gateway:
-    return Gateway(engine.url, jobs=store / "jobs.sqlite", ledger=store / "ledger.sqlite", slots=8, **settings)
+    places = {"jobs": store / "jobs.sqlite", "ledger": store / "ledger.sqlite"}
+    return Gateway(engine.url, **{"slots": 8, **places, **settings})
 
 
 class Submitter(threading.Thread):
@@ -45,17 +49,41 @@ class Submitter(threading.Thread):
     def __init__(self, url: str, round: int, batches: dict[str, str], calls: dict[str, str]) -> None:
         super().__init__(daemon=True)
         self.url, self.round, self.batches, self.calls = url, round, batches, calls
+        self.stopped = False
 
     def run(self) -> None:
         sdk = client(self.url)
         with contextlib.suppress(openai.APIError, httpx.HTTPError, AssertionError, json.JSONDecodeError):
             for n in range(1000):
+                if self.stopped:
+                    return
                 model = f"m{self.round}-{n}"
                 if n % 4 == 0:
                     id = start_batch(sdk, [line(f"r{k}", model=model) for k in range(LINES)])
                     self.batches[id] = model
                 else:
                     self.calls[start_job(self.url, lease_s=3600, model=model, max_tokens=3)["id"]] = model
+
+
+def all_end_well(url: str, batches: dict[str, str], calls: dict[str, str]) -> None:
+    """Each acknowledged item has ended, with its own result, in order."""
+    sdk = client(url)
+    for id in calls:
+        job = wait_job(url, id, timeout_s=120)
+        assert job["status"] == "completed" and job["result"]["status"] == 200
+    for id in batches:
+        batch = wait_batch(sdk, id, timeout_s=120)
+        assert batch.status == "completed" and batch.request_counts.total == LINES
+        rows = results(sdk, batch.output_file_id)
+        assert [row["custom_id"] for row in rows] == [f"r{n}" for n in range(LINES)]
+        assert all(row["response"]["body"]["usage"]["completion_tokens"] == 3 for row in rows)
+
+
+def none_is_billed_twice(billed: dict[str, int], batches: dict[str, str], calls: dict[str, str]) -> None:
+    for model in calls.values():
+        assert billed.get(model, 0) <= 1, f"{model} was billed twice"
+    for model in batches.values():
+        assert billed.get(model, 0) <= LINES, f"{model} was billed more often than it has lines"
 
 
 class TestKilled:
@@ -82,22 +110,44 @@ class TestKilled:
                 submitter.join(60)
         assert batches and calls, "something was submitted between the kills"
         with serve(engine, tmp_path) as gateway:
-            sdk = client(gateway.url)
-            for id in calls:
-                job = wait_job(gateway.url, id, timeout_s=120)
-                assert job["status"] == "completed" and job["result"]["status"] == 200
-            for id in batches:
-                batch = wait_batch(sdk, id, timeout_s=120)
-                assert batch.status == "completed" and batch.request_counts.total == LINES
-                rows = results(sdk, batch.output_file_id)
-                assert [row["custom_id"] for row in rows] == [f"r{n}" for n in range(LINES)]
-                assert all(row["response"]["body"]["usage"]["completion_tokens"] == 3 for row in rows)
-        billed = billed_calls(tmp_path / "ledger.sqlite")
-        for model in calls.values():
-            assert billed.get(model, 0) <= 1, f"{model} was billed twice"
-        for model in batches.values():
-            assert billed.get(model, 0) <= LINES, f"{model} was billed more often than it has lines"
+            all_end_well(gateway.url, batches, calls)
+        none_is_billed_twice(billed_calls(tmp_path / "ledger.sqlite"), batches, calls)
         print(f"{KILLS} kills, {len(calls)} calls and {len(batches)} batches of {LINES} acknowledged")
+
+    def test_one_of_two_on_a_server(self, engine: StandIn, tmp_path: Path) -> None:
+        """As above, with PostgreSQL: one of two gateways is killed or stopped, whichever it is, and replaced."""
+        seed = random.randrange(1 << 32)
+        print("seed", seed)
+        chance = random.Random(seed)
+        batches: dict[str, str] = {}
+        calls: dict[str, str] = {}
+        server = postgres_server()
+        database = server.new_database()
+        with contextlib.ExitStack() as closing:
+            gateways = [serve(engine, tmp_path, jobs=database, ledger=database) for _ in range(2)]
+            closing.callback(lambda: [gateway.close() for gateway in gateways])
+            for round in range(KILLS_ON_SERVER):
+                submitters = [Submitter(gateway.url, 2 * round + n, batches, calls) for n, gateway in enumerate(gateways)]
+                for submitter in submitters:
+                    submitter.start()
+                time.sleep(chance.uniform(0.0, 0.35))
+                victim = chance.randrange(2)
+                gateways[victim].signal(signal.SIGKILL if chance.random() < 0.8 else signal.SIGTERM)
+                gateways[victim].wait()
+                for submitter in submitters:
+                    submitter.stopped = True
+                    submitter.join(60)
+                gateways[victim].close()
+                gateways[victim] = serve(engine, tmp_path, jobs=database, ledger=database)
+            assert batches and calls, "something was submitted between the kills"
+            all_end_well(gateways[0].url, batches, calls)
+            for gateway in gateways:
+                gateway.signal(signal.SIGTERM)
+                gateway.wait()
+        name = database.rpartition("/")[2]
+        rows = server.execute(f"SELECT model, sum(calls) FROM hangup.spent WHERE {_DELIVERED} GROUP BY model", name)
+        none_is_billed_twice({model: int(count) for model, count in rows}, batches, calls)
+        print(f"{KILLS_ON_SERVER} kills, {len(calls)} calls and {len(batches)} batches of {LINES} acknowledged")
 
     def test_what_is_done_is_billed_once_in_all(self, engine: StandIn, tmp_path: Path) -> None:
         with serve(engine, tmp_path) as gateway:
@@ -151,16 +201,14 @@ def billed_calls(path: Path) -> dict[str, int]:
     with contextlib.closing(sqlite3.connect(path)) as db:
         return {
             model: int(calls)
-            for model, calls in db.execute(
-                "SELECT model, sum(calls) FROM spent WHERE cause = 'completed' AND tokens_delivered > 0 GROUP BY model"
-            )
+            for model, calls in db.execute(f"SELECT model, sum(calls) FROM spent WHERE {_DELIVERED} GROUP BY model")
         }
 
 
 class TestTwoOnOneStore:
-    def test_they_share_the_work(self, engine: StandIn, tmp_path: Path) -> None:
+    def test_they_share_the_work(self, engine: StandIn, tmp_path: Path, store_path: str) -> None:
         engine.behave(token_s=0.03)  # so that it takes seconds, and whoever comes later gets some of it
-        with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
+        with serve(engine, tmp_path, jobs=store_path) as one, serve(engine, tmp_path, jobs=store_path) as two:
             sdk = client(one.url)
             count = 300
             id = start_batch(sdk, [line(f"r{n}") for n in range(count)])
@@ -174,9 +222,9 @@ class TestTwoOnOneStore:
             wait_until(lambda: sum(ran()) >= count, what="the log")
             assert sum(ran()) == count and min(ran()) > 0, f"both ran some, none was run twice: {ran()}"
 
-    def test_a_cancel_at_one_stops_the_other(self, engine: StandIn, tmp_path: Path) -> None:
+    def test_a_cancel_at_one_stops_the_other(self, engine: StandIn, tmp_path: Path, store_path: str) -> None:
         engine.behave(token_s=0.2, answer_tokens=500)
-        with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
+        with serve(engine, tmp_path, jobs=store_path) as one, serve(engine, tmp_path, jobs=store_path) as two:
             id = start_job(one.url, max_tokens=500, lease_s=600)["id"]
             wait_until(lambda: engine.stats()["running"] == 1, what="it to run")
             runs_it = [bool(httpx.get(f"{gateway.admin_url}/api/calls", timeout=60).json()["calls"]) for gateway in (one, two)]
@@ -184,6 +232,23 @@ class TestTwoOnOneStore:
             assert httpx.delete(f"{other.url}/v1/jobs/{id}", timeout=60).json()["status"] in ("cancelling", "cancelled")
             engine.wait_idle()
             assert wait_job(other.url, id)["status"] == "cancelled"
+
+    def test_a_rolling_restart_runs_no_item_twice(self, engine: StandIn, tmp_path: Path, store_path: str) -> None:
+        engine.behave(token_s=0.01)
+        with contextlib.ExitStack() as closing:
+            gateways = [serve(engine, tmp_path, jobs=store_path) for _ in range(2)]
+            closing.callback(lambda: [gateway.close() for gateway in gateways])
+            count = 400
+            id = start_batch(client(gateways[0].url), [line(f"r{n}") for n in range(count)])
+            wait_until(lambda: engine.stats()["running"] > 0, what="running items")
+            for n in range(2):
+                gateways[n].signal(signal.SIGTERM)
+                gateways[n].wait()
+                gateways[n].close()
+                gateways[n] = serve(engine, tmp_path, jobs=store_path)
+            batch = wait_batch(client(gateways[0].url), id)
+            assert batch.status == "completed" and batch.request_counts.completed == count
+            assert engine.stats()["started"] == count, "each ran once"
 
     def test_one_that_hangs_loses_its_items_and_its_late_results_are_refused(self, engine: StandIn, tmp_path: Path) -> None:
         engine.behave(token_s=1.0, answer_tokens=4)

@@ -18,8 +18,8 @@ from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.gateway.jobs.calls import follow_events
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers
-from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore, NewItem, Worker
+from hangup.gateway.store.worker_thread import StoreFailed
 from support.job_registry import FakeGateway, answered, open_registry, tick
 from support.jobs import client, line, results, start_batch, wait_batch
 from support.processes import Gateway, StandIn
@@ -31,9 +31,8 @@ BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "he
 
 
 @contextlib.asynccontextmanager
-async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIterator[tuple[JobRegistry, JobRegistry]]:
+async def one_takes_the_other_runs(path: str, host: FakeGateway) -> AsyncIterator[tuple[JobRegistry, JobRegistry]]:
     """Return two registries on one store: the first accepts jobs and runs none, the second runs them on `host`."""
-    path = str(folder / "jobs.sqlite")
     async with open_registry(JobStore(path), FakeGateway()) as one, open_registry(JobStore(path), host) as two:
         one.runner.stop()
         yield one, two
@@ -44,11 +43,11 @@ def items(count: int) -> list[NewItem]:
 
 
 class TestClaimedBeforeItIsKnown:
-    def test_in_the_transaction_of_its_submission(self) -> None:
+    def test_in_the_transaction_of_its_submission(self, store_path: str) -> None:
         """Its headers are sent with it, and its events have listeners."""
 
         async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
+            host, store = FakeGateway(), JobStore(store_path)
             async with open_registry(store, host) as registry:
                 held, go = threading.Event(), threading.Event()
 
@@ -75,12 +74,12 @@ class TestClaimedBeforeItIsKnown:
 
         asyncio.run(run())
 
-    def test_by_another_gateway(self, tmp_path: Path) -> None:
+    def test_by_another_gateway(self, store_path: str) -> None:
         """That gateway learns the job with the claim: headers, the shape of the result, and the events."""
 
         async def run() -> None:
             idle = FakeGateway()
-            async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
+            async with one_takes_the_other_runs(store_path, idle) as (one, two):
                 batch = await one.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
                 two.runner.wake("ann")  # long before it looks for what others have done
                 await soon(lambda: len(idle.items) == 2)
@@ -97,10 +96,10 @@ class TestClaimedBeforeItIsKnown:
 
         asyncio.run(run())
 
-    def test_a_listener_at_one_hears_what_the_other_ran(self, tmp_path: Path) -> None:
+    def test_a_listener_at_one_hears_what_the_other_ran(self, store_path: str) -> None:
         async def run() -> None:
             idle = FakeGateway()
-            async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
+            async with one_takes_the_other_runs(store_path, idle) as (one, two):
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
 
                 async def listen() -> list[str]:
@@ -115,11 +114,71 @@ class TestClaimedBeforeItIsKnown:
         asyncio.run(run())
 
 
-def test_a_large_answer_is_kept_as_it_came() -> None:
+class TestFollowedElsewhere:
+    def test_events_arrive_while_the_other_still_runs_it(self, store_path: str) -> None:
+        async def run() -> None:
+            host, got = FakeGateway(), list[tuple[int, str]]()
+            async with one_takes_the_other_runs(store_path, host) as (one, two):
+                job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+
+                async def listen() -> None:
+                    async for event in follow_events(one, job, -1, 30.0):
+                        if event is not None:
+                            got.append((event.number, event.name))
+
+                listening = asyncio.create_task(listen())
+                two.runner.wake("ann", urgent=True)
+                await soon(lambda: len(host.items) == 1)
+                item = host.items[0]
+                item.begin(b"", chunked=False)
+                for n in range(3):
+                    item.send(b'data: {"x":%d}\n\n' % n)
+                    await soon(lambda n=n: [name for _, name in got] == ["attempt"] + ["chunk"] * (n + 1))  # type: ignore[misc]
+                assert not listening.done()
+                assert item.flow is not None
+                item.flow.end(reasons.COMPLETED)
+                await asyncio.wait_for(listening, 60)
+                assert [number for number, _ in got] == sorted({number for number, _ in got}), "each once, in order"
+                await soon(lambda: not two._shared_events._shared and not one._shared_events._asked)
+                left = await one.store.do(lambda: (one.store.events.after(job.key, -1), one.store.events.followed_by_others(0)))
+                assert left == ([], set()), "nothing of it stays in the store"
+
+        asyncio.run(run())
+
+    def test_nothing_is_shared_that_nobody_follows_elsewhere(self, store_path: str) -> None:
+        async def run() -> None:
+            host = FakeGateway()
+            async with one_takes_the_other_runs(store_path, host) as (one, two):
+                job = await two.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
+                two.listen(job)  # where it runs
+                host.items[0].begin(b"", chunked=False)
+                host.items[0].send(b'data: {"x":1}\n\n')
+                two.others = True
+                for _ in range(3):
+                    await two._shared_events.exchange(0.0)
+                    await one._shared_events.exchange(0.0)
+                assert await one.store.do(lambda: one.store.events.after(job.key, -1)) == []
+                two.stop_listening(job)
+
+        asyncio.run(run())
+
+    def test_a_gateway_that_is_gone_follows_nothing(self, store_path: str) -> None:
+        async def run() -> None:
+            async with one_takes_the_other_runs(store_path, FakeGateway()) as (one, two):
+                await one.store.do(lambda: one.store.events.follow(one.worker, [7]))
+                assert await two.store.do(lambda: two.store.events.followed_by_others(two.worker)) == {7}
+                await two.store.do(lambda: two._give_back(one.worker))
+                assert await two.store.do(lambda: two.store.events.followed_by_others(two.worker)) == set()
+
+        asyncio.run(run())
+
+
+def test_a_large_answer_is_kept_as_it_came(store_path: str) -> None:
     """It is stored byte by byte, so that nobody waits for a copy; an answer with line ends must be put on one line, though."""
 
     async def run() -> None:
-        host, store = FakeGateway(), JobStore("")
+        host, store = FakeGateway(), JobStore(store_path)
         async with open_registry(store, host) as registry:
             job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
             await soon(lambda: len(host.items) == 2)
@@ -154,9 +213,9 @@ class TestTakenForDead:
             assert [row["custom_id"] for row in results(sdk, batch.output_file_id)] == [f"r{n}" for n in range(count)]
             wait_until(lambda: any(row["event"] == "job_claims_expired" for row in gateway.log()), what="it to be told")
 
-    def test_it_claims_nothing_until_it_has_a_new_name(self) -> None:
+    def test_it_claims_nothing_until_it_has_a_new_name(self, store_path: str) -> None:
         async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
+            host, store = FakeGateway(), JobStore(store_path)
             async with open_registry(store, host, ticks=False) as registry:
                 await store.do(lambda: store.workers.remove(registry.worker))
                 job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
@@ -169,9 +228,9 @@ class TestTakenForDead:
 
         asyncio.run(run())
 
-    def test_running_and_waiting_items_are_given_back(self) -> None:
+    def test_running_and_waiting_items_are_given_back(self, store_path: str) -> None:
         async def run() -> None:
-            host, store = FakeGateway(room=2), JobStore("")
+            host, store = FakeGateway(room=2), JobStore(store_path)
             async with open_registry(store, host, ticks=False) as registry:
                 job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(6), window_s=600)
                 await soon(lambda: len(host.items) == 2)
@@ -189,11 +248,11 @@ class TestTakenForDead:
 
         asyncio.run(run())
 
-    def test_items_of_workers_that_are_not_there_run_again(self) -> None:
+    def test_items_of_workers_that_are_not_there_run_again(self, store_path: str) -> None:
         """An earlier version left the store in this state."""
 
         async def run() -> None:
-            store = JobStore("")
+            store = JobStore(store_path)
             job = await store.do(lambda: store.jobs.submit("b", Kind.BATCH, "ann", 0.0, BATCH, items(3)))
             gone = await store.do(lambda: store.workers.register("here", "1-1"))
             await store.do(lambda: store.jobs.claim(gone, "ann", 2, 1 << 20, 0.0))
@@ -221,11 +280,11 @@ async def bury_all(path: Path) -> None:
 
 
 class TestDrain:
-    def test_it_lives_to_its_end(self) -> None:
+    def test_it_lives_to_its_end(self, store_path: str) -> None:
         """While its items finish, others must not take it for dead, and it must learn which jobs they cancel."""
 
         async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
+            host, store = FakeGateway(), JobStore(store_path)
             async with open_registry(store, host) as registry:
                 job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 await soon(lambda: len(host.items) == 1)
@@ -234,18 +293,19 @@ class TestDrain:
                 async with asyncio.timeout(60):
                     while await store.do(lambda: store.workers.all()[0].beats) < beats + 2:  # noqa: ASYNC110 - the store has no event for it
                         await asyncio.sleep(0.1)
-                await store.do(lambda: store.jobs.cancel(job.key, Cause.CANCELLED, 0.0))
-                registry._file_version = -2  # as if another process had written
+                other = JobStore(store_path)
+                await other.do(lambda: other.jobs.cancel(job.key, Cause.CANCELLED, 0.0))
+                await asyncio.to_thread(other.close)
                 await soon(lambda: host.items[0].stopping is reasons.JOB_CANCELLED)
 
         asyncio.run(run())
 
 
 class TestTwo:
-    def test_a_cancel_at_one_reaches_what_the_other_just_claimed(self, tmp_path: Path) -> None:
+    def test_a_cancel_at_one_reaches_what_the_other_just_claimed(self, store_path: str) -> None:
         async def run() -> None:
             idle = FakeGateway()
-            async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
+            async with one_takes_the_other_runs(store_path, idle) as (one, two):
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 two.runner.wake("ann", urgent=True)
                 await soon(lambda: len(idle.items) == 1)
@@ -257,25 +317,25 @@ class TestTwo:
 
         asyncio.run(run())
 
-    def test_what_others_change_is_read_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_what_others_change_is_read_and_nothing_else(self, store_path: str) -> None:
         """Reading all jobs twice a second would stall the loop each time."""
 
         async def run() -> None:
-            async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
+            async with one_takes_the_other_runs(store_path, FakeGateway()) as (one, two):
                 two.runner.stop()
                 for n in range(50):
                     await one.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=600)
                 await two._refresh()
                 assert len(two.active_jobs()) == 50
                 read: list[int] = []
-                real = two.store.jobs.changed_since
+                real = two.store.jobs.changes
 
-                def changed_since(change: int) -> list[Job]:
-                    found = real(change)
+                def changes(since: int | None) -> tuple[int, list[Job]]:
+                    last, found = real(since)
                     read.append(len(found))
-                    return found
+                    return last, found
 
-                two.store.jobs.changed_since = changed_since  # type: ignore[method-assign]
+                two.store.jobs.changes = changes  # type: ignore[method-assign]
                 await one.cancel(await one.find("job_7", "ann", Kind.CALL), Cause.CANCELLED)
                 await asyncio.gather(two._refresh(), two._refresh())  # as when a tick and a beat meet
                 assert sum(read) == 1 and len(two.active_jobs()) == 49
@@ -287,11 +347,11 @@ class TestTwo:
 
         asyncio.run(run())
 
-    def test_one_that_has_not_heard_of_a_job_does_not_take_it_for_ended(self, tmp_path: Path) -> None:
+    def test_one_that_has_not_heard_of_a_job_does_not_take_it_for_ended(self, store_path: str) -> None:
         """Readers wait for its events, and polling at any gateway renews its lease."""
 
         async def run() -> None:
-            async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
+            async with one_takes_the_other_runs(store_path, FakeGateway()) as (one, two):
                 two.runner.stop()
                 await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 two._active.clear()
@@ -302,9 +362,9 @@ class TestTwo:
 
         asyncio.run(run())
 
-    def test_a_listener_at_one_holds_the_lease_at_the_other(self, tmp_path: Path) -> None:
+    def test_a_listener_at_one_holds_the_lease_at_the_other(self, store_path: str) -> None:
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
+            path = store_path
             async with (
                 open_registry(JobStore(path), FakeGateway(room=0)) as one,
                 open_registry(JobStore(path), FakeGateway(0)) as two,
@@ -326,11 +386,11 @@ class TestTwo:
 
         asyncio.run(run())
 
-    def test_a_short_lease_waits_for_news_of_the_other(self, tmp_path: Path) -> None:
+    def test_a_short_lease_waits_for_news_of_the_other(self, store_path: str) -> None:
         """A gateway learns of polls at the other one only with the other's next heartbeat, and a lease may be shorter."""
 
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
+            path = store_path
             async with open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one:
                 alone = await one.submit("job_alone", Kind.CALL, "ann", CALL, items(1), lease_s=2)
                 begun = asyncio.get_running_loop().time()
@@ -348,11 +408,11 @@ class TestTwo:
 
         asyncio.run(run())
 
-    def test_no_lease_ends_while_renewals_at_the_other_cannot_be_read(self, tmp_path: Path) -> None:
+    def test_no_lease_ends_while_renewals_at_the_other_cannot_be_read(self, store_path: str) -> None:
         """The disk may hang here and work there. A window still ends, because nobody can renew it."""
 
         async def run() -> None:
-            path, disk_works = str(tmp_path / "jobs.sqlite"), asyncio.Event()
+            path, disk_works = store_path, asyncio.Event()
             async with (
                 open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one,
                 open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as two,
@@ -382,26 +442,26 @@ class TestTwo:
 
         asyncio.run(run())
 
-    def test_changes_that_could_not_be_read_are_read_later(self, tmp_path: Path) -> None:
+    def test_changes_that_could_not_be_read_are_read_later(self, store_path: str) -> None:
         """This holds even if the other process writes nothing more."""
 
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
+            path = store_path
             async with (
                 open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one,
                 open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as two,
             ):
                 await one._read_changes(0.0)
                 await two.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                real = one.store.jobs.changed_since
+                real = one.store.jobs.changes
 
-                def changed_since(change: int) -> list[Job]:
+                def changes(since: int | None) -> tuple[int, list[Job]]:
                     raise StoreFailed("busy")
 
-                one.store.jobs.changed_since = changed_since  # type: ignore[method-assign]
+                one.store.jobs.changes = changes  # type: ignore[method-assign]
                 with pytest.raises(StoreFailed):
                     await one._read_changes(1.0)
-                one.store.jobs.changed_since = real  # type: ignore[method-assign]
+                one.store.jobs.changes = real  # type: ignore[method-assign]
                 await one._read_changes(2.0)
                 assert [active.job.id for active in one.active_jobs()] == ["job_a"]
 

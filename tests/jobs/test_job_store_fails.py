@@ -20,8 +20,9 @@ from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.jobs import registry as module
-from hangup.gateway.store.database import Database, StoreFailed
+from hangup.gateway.store.database import Database
 from hangup.gateway.store.jobs import Claim, JobStore
+from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import TASKS
 from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
 from support.jobs import client, line, start_batch, start_job, wait_job
@@ -39,11 +40,38 @@ class FailingStore(JobStore):
         self.broken: Callable[[], Exception] = lambda: StoreFailed("the disk is full")
         self.calls = 0
 
-    async def do(self, work: Callable[[], Any]) -> Any:
+    async def do(self, work: Callable[[], Any], *, grouped: bool = False) -> Any:
         self.calls += 1
         if self.fails:
             raise self.broken()
-        return await super().do(work)
+        return await super().do(work, grouped=grouped)
+
+
+def test_a_refused_job_that_is_stored_after_all_does_not_run(store_path: str) -> None:
+    """The connection was lost during the commit: the client was told that there is no job, so nobody waits for it."""
+
+    class Uncertain(JobStore):
+        loses = True
+
+        async def do(self, work: Callable[[], Any], *, grouped: bool = False) -> Any:
+            result = await super().do(work, grouped=grouped)
+            if grouped and self.loses:
+                self.loses = False
+                raise StoreFailed("the connection was lost")
+            return result
+
+    async def run() -> None:
+        store = Uncertain(store_path)
+        async with open_registry(store, FakeGateway(room=0)) as registry:
+            with pytest.raises(StoreFailed):
+                await registry.submit("batch_a", Kind.BATCH, "ann", CALL, None)
+            async with asyncio.timeout(60):
+                while (await store.do(lambda: store.jobs.used("ann"))).jobs:  # noqa: ASYNC110 - the store has no event for it
+                    await asyncio.sleep(0.05)
+            job = await store.do(lambda: store.jobs.find("batch_a"))
+            assert job is not None and (job.status, job.cause) == (JobStatus.CANCELLED, Cause.CLIENT_GONE)
+
+    asyncio.run(run())
 
 
 class TestCancel:
@@ -216,8 +244,8 @@ class TestLost:
         class LosingStore(FailingStore):
             loses = True
 
-            async def do(self, work: Callable[[], Any]) -> Any:
-                result = await super().do(work)
+            async def do(self, work: Callable[[], Any], *, grouped: bool = False) -> Any:
+                result = await super().do(work, grouped=grouped)
                 if self.loses and type(result) is list and result and isinstance(result[0], Claim):
                     self.loses = False
                     raise StoreFailed("the disk is full")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,14 @@ from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
 from hangup.core.jobs import ItemCounts as JobTally
 from hangup.errors import HangupError
 from hangup.gateway.store.database import _migrate, _open
-from hangup.gateway.store.jobs import Claim, JobStore, NewItem
+from hangup.gateway.store.jobs import Claim, JobStore, NewItem, postgresql
+from hangup.gateway.store.jobs.postgresql import PostgresJobTable
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.jobs.table import JobTable
 from hangup.gateway.store.jobs.workers import WorkerTable
+from hangup.gateway.store.postgresql import PostgresConnection
+from hangup.gateway.store.worker_thread import Connection
+from support.postgresql import postgres_server
 
 TENANTS = ("ann", "bob")
 
@@ -49,16 +55,19 @@ class Jobs(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.db = _open("", MIGRATIONS)
-        self.table = JobTable(self.db)
+        self.db, self.table = self.open()
         self.workers_table = WorkerTable(self.db)
         self.jobs: dict[int, ModelJob] = {}
         self.workers = [self.workers_table.register("here", str(n)) for n in range(2)]
         self.now = 1000.0
         self.submitted = 0
 
+    def open(self) -> tuple[Connection, JobTable]:
+        self.file = _open("", MIGRATIONS)
+        return self.file, JobTable(self.file)
+
     def teardown(self) -> None:
-        self.db.close()
+        self.file.close()
 
     @rule(kind=st.sampled_from(Kind), tenant=st.sampled_from(TENANTS), count=st.integers(1, 5))
     def submit(self, kind: Kind, tenant: str, count: int) -> None:
@@ -204,7 +213,7 @@ class Jobs(RuleBasedStateMachine):
             mine = [job for job in self.jobs.values() if job.tenant == tenant]
             assert used.jobs == sum(not job.status.ended for job in mine)
             assert used.items == sum(not state.ended for job in mine for state in job.items)
-            stored = self.db.execute("SELECT total(bytes) FROM job WHERE tenant = ?", (tenant,)).fetchone()[0]
+            stored = self.db.execute("SELECT coalesce(sum(bytes), 0) FROM job WHERE tenant = ?", (tenant,)).fetchone()[0]
             assert used.bytes == stored
 
 
@@ -212,9 +221,50 @@ Jobs.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadl
 TestJobs = Jobs.TestCase
 
 
+class JobsOnServer(Jobs):
+    """The same on PostgreSQL; each example is a transaction that is rolled back."""
+
+    def open(self) -> tuple[Connection, JobTable]:
+        db = _server_connection()
+        db.execute("BEGIN")
+        return db, PostgresJobTable(db)
+
+    def teardown(self) -> None:
+        self.db.execute("ROLLBACK")
+
+
+JobsOnServer.TestCase.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+
+
+class TestJobsOnServer(JobsOnServer.TestCase):  # type: ignore[misc, valid-type]
+    @classmethod
+    def setUpClass(cls) -> None:
+        postgres_server()  # or skip
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        _server_connection().close()
+        _server_connection.cache_clear()
+
+
+@cache
+def _server_connection() -> PostgresConnection:
+    connection = PostgresConnection(postgres_server().new_database(), "jobs", postgresql.MIGRATIONS)
+    connection.connect()
+    return connection
+
+
 class TestPages:
-    def test_jobs_and_their_neighbours(self) -> None:
-        store = JobStore("")
+    def test_jobs_and_their_neighbours(self, store_path: str) -> None:
+        asyncio.run(self.pages(JobStore(store_path)))
+
+    async def pages(self, store: JobStore) -> None:
+        try:
+            await store.do(lambda: self.look(store))
+        finally:
+            await asyncio.to_thread(store.close)
+
+    def look(self, store: JobStore) -> None:
         table = store.jobs
         keys = [table.submit(f"j{n}", Kind.BATCH, "ann", n, {}, [NewItem("", "/", b"")]).key for n in range(5)]
         table.submit("other", Kind.BATCH, "bob", 9, {}, [NewItem("", "/", b"")])
@@ -224,7 +274,6 @@ class TestPages:
         assert [job.id for job in table.page("ann", Kind.BATCH, None, keys[2], 3)] == ["j3", "j4"]
         assert table.find("j1", "bob") is None, "another tenant's jobs do not exist"
         assert table.find("j1", None) is not None
-        store.close()
 
 
 class TestVersions:

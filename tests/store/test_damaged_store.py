@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hangup.gateway.store.database import StoreDamaged
 from hangup.gateway.store.jobs import JobStore
+from hangup.gateway.store.worker_thread import StoreDamaged
 
 _STRICT, _LAX = "seen REAL NOT NULL", "seen REAL"
 

@@ -26,12 +26,18 @@ from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.store import database, ledger
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.store.ledger_tables import USED_BYTES, LedgerFile, open_file
 from hangup.tasks import TASKS
 from support.waiting import wait_until
 
 
 def make(path: Path | str = "", **options: Any) -> LedgerStore:
     return LedgerStore(str(path), **{"flush_s": 3600.0, "days": 30.0, "accounts_max": 1000, **options})
+
+
+def file_of(store: LedgerStore) -> LedgerFile:
+    assert isinstance(store._tables, LedgerFile)
+    return store._tables
 
 
 def book(store: LedgerStore, tenant: str = "a", model: str = "m", reason: Reason = reasons.COMPLETED) -> None:
@@ -47,8 +53,8 @@ def book(store: LedgerStore, tenant: str = "a", model: str = "m", reason: Reason
     store.add_call(call, 0.5, 25.0, Price(per_hour=1800.0))
 
 
-def test_sums_by_each_group() -> None:
-    store = make()
+def test_sums_by_each_group(store_path: str) -> None:
+    store = make(store_path)
     for tenant, reason in (("a", reasons.COMPLETED), ("a", reasons.CLIENT_FIN), ("b", reasons.COMPLETED)):
         book(store, tenant, reason=reason)
     store.add_computed("b", 28)
@@ -67,19 +73,20 @@ def test_sums_by_each_group() -> None:
     store.close()
 
 
-def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_restart_goes_on_where_it_was(store_path: str) -> None:
+    path = store_path.replace("jobs.sqlite", "deep/ledger.db")
     for _ in range(2):
-        store = make(tmp_path / "deep" / "ledger.db")
+        store = make(path)
         book(store)
         store.close()
-    store = make(tmp_path / "deep" / "ledger.db")
+    store = make(path)
     assert store.report(3600, "model")["total"]["calls"] == 2
     store.close()
 
 
-def test_only_the_window_counts_and_what_is_old_is_forgotten(tmp_path: Path) -> None:
+def test_only_the_window_counts_and_what_is_old_is_forgotten(store_path: str) -> None:
     now = [1_000_000.0]
-    store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)
+    store = make(store_path, clock=lambda: now[0], days=1.0)
     book(store)
     now[0] += 7200
     book(store)
@@ -111,16 +118,16 @@ def test_more_than_may_wait_is_counted() -> None:
     store.close()
 
 
-def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_ahead_forgets_nothing(store_path: str) -> None:
     now = [1_000_000.0]
-    store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)
+    store = make(store_path, clock=lambda: now[0], days=1.0)
     book(store)
     store.report(60, "tenant")
     now[0] += 91 * 86_400
     store._sweep_at = 0.0
     store._delete_expired()
     store.close()
-    store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)  # nor does a start with such a clock
+    store = make(store_path, clock=lambda: now[0], days=1.0)  # nor does a start with such a clock
     store._sweep_at = 0.0
     store._delete_expired()
     assert store.report(1e9, "tenant")["total"]["calls"] == 1
@@ -149,7 +156,7 @@ class TestFailing:
         """During a write and during a deletion: the thread survives, the failure is logged, and nothing is lost."""
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=0.05, log_event=lambda event, **fields: logged.append(event))
-        store._db.execute("PRAGMA busy_timeout = 50")
+        file_of(store).db.execute("PRAGMA busy_timeout = 50")
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             store._sweep_at = 0.0
@@ -169,7 +176,7 @@ class TestFailing:
         monkeypatch.setattr(ledger, "_CLOSE_S", 120.0)
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append(event))
-        store._db.execute("PRAGMA busy_timeout = 10")
+        file_of(store).db.execute("PRAGMA busy_timeout = 10")
         with locked_by_another_process(path) as release:
             book(store)
             closing = threading.Thread(target=store.close)
@@ -190,7 +197,7 @@ class TestFailing:
         monkeypatch.setattr(ledger, "_CLOSE_S", 0.2)
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append((event, fields)))
-        store._db.execute("PRAGMA busy_timeout = 10")
+        file_of(store).db.execute("PRAGMA busy_timeout = 10")
         with locked_by_another_process(path):
             book(store)
             book(store)
@@ -201,9 +208,9 @@ class TestFailing:
         ]
         assert store.dropped == 2
 
-    def test_numbers_that_no_database_takes(self) -> None:
+    def test_numbers_that_no_database_takes(self, store_path: str) -> None:
         """An odd engine may report them; they break neither the thread nor other entries."""
-        store = make(flush_s=0.05)
+        store = make(store_path, flush_s=0.05)
         call = Call("id", 0.0)
         call.tokens_in = 2**64 - 1
         call.end(reasons.COMPLETED, 1.0)
@@ -216,7 +223,7 @@ class TestFailing:
 
     def test_what_was_never_written_is_counted(self, tmp_path: Path) -> None:
         store = make(tmp_path / "l.db", flush_s=0.05)
-        store._db.execute("PRAGMA busy_timeout = 10")
+        file_of(store).db.execute("PRAGMA busy_timeout = 10")
         with contextlib.closing(sqlite3.connect(tmp_path / "l.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             book(store)
@@ -349,12 +356,13 @@ def test_what_could_not_be_rolled_back_is_not_booked_twice(tmp_path: Path) -> No
             raise sqlite3.OperationalError("disk I/O error")
 
     store = make(tmp_path / "ledger.sqlite")
-    store._db.close()
-    store._db = sqlite3.connect(tmp_path / "ledger.sqlite", check_same_thread=False, factory=Disk)
+    file = file_of(store)
+    file.db.close()
+    file.db = sqlite3.connect(tmp_path / "ledger.sqlite", check_same_thread=False, factory=Disk)
     book(store)
     with store._db_lock:
         store._write()
-    assert store.failing and store._db.in_transaction
+    assert store.failing and file.db.in_transaction
     store._sweep_at = 0.0
     store._delete_expired()  # follows each write, and commits work of its own
     assert store.report(3600, "tenant")["total"]["calls"] == 1
@@ -373,8 +381,8 @@ def test_a_ledger_that_is_too_large_loses_its_oldest_minutes(tmp_path: Path) -> 
         store.report(60, "tenant")
     store._sweep_at = 0.0
     store._delete_expired()
-    (used,) = store._db.execute(ledger._USED_BYTES).fetchone()
-    first, last = store._db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
+    (used,) = file_of(store).db.execute(USED_BYTES).fetchone()
+    first, last = file_of(store).db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
     assert used <= 200_000 and 1000 < first < last == 1039 and "ledger_full" in logged
     store.close()
 
@@ -391,8 +399,8 @@ def test_what_engines_count_is_deleted_with_the_calls_of_its_time(tmp_path: Path
         store.report(60, "tenant")
     store._sweep_at = 0.0
     store._delete_expired()
-    (used,) = store._db.execute(ledger._USED_BYTES).fetchone()
-    left = store._db.execute("SELECT count(*) FROM spent").fetchone()[0]
+    (used,) = file_of(store).db.execute(USED_BYTES).fetchone()
+    left = file_of(store).db.execute("SELECT count(*) FROM spent").fetchone()[0]
     assert used <= 200_000 and 5 < left < 40
     store.close()
 
@@ -401,7 +409,7 @@ def test_what_engines_count_is_deleted_with_the_calls_of_its_time(tmp_path: Path
 def test_the_write_ahead_log_is_cut_after_a_checkpoint(tmp_path: Path, wal_bytes_max: int) -> None:
     """wal_bytes_max, for both stores: one large transaction must not take its disk space for ever."""
     opened = {
-        "ledger": ledger._open(str(tmp_path / "ledger"), wal_bytes_max),
+        "ledger": open_file(str(tmp_path / "ledger"), wal_bytes_max),
         "jobs": database._open(str(tmp_path / "jobs"), MIGRATIONS, wal_bytes_max),
     }
     for name, db in opened.items():
@@ -421,7 +429,7 @@ def test_the_write_ahead_log_is_cut_after_a_checkpoint(tmp_path: Path, wal_bytes
 def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_HANGING_S", 0.2)
     disk_works = threading.Event()
-    monkeypatch.setattr(LedgerStore, "_prepare", lambda self: disk_works.wait(60) and None)
+    monkeypatch.setattr(LedgerFile, "recover", lambda self: disk_works.wait(60) and False)
     lost: list[dict[str, Any]] = []
     store = make(flush_s=0.01, log_event=lambda event, **fields: lost.append(fields) if "lost" in event else None)
     book(store)
@@ -434,4 +442,4 @@ def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(mon
     assert lost == [{"calls": 1, "in_doubt": 1}]
     disk_works.set()
     store._thread.join(60)
-    store._db.close()  # which `close` left open for the thread
+    file_of(store).close()  # which `close` left open for the thread

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from hangup.gateway.store.database import Database, _open
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.jobs.clock import ClockTable
+from hangup.gateway.store.jobs.events import EventTable
 from hangup.gateway.store.jobs.files import FileTable
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.jobs.table import JobTable
@@ -132,7 +133,7 @@ class SimDatabase(Database):
         batch = [self._work.popleft() for _ in range(min(len(self._work), 4))]
         try:
             if batch:
-                self._run_batch(batch)
+                self._run_and_answer(batch)
         except Killed:
             self._world.kill(self._process)
             return
@@ -141,7 +142,7 @@ class SimDatabase(Database):
 
     def _last_turn(self, timeout: float) -> None:
         while self._work:
-            self._run_batch([self._work.popleft()])
+            self._run_and_answer([self._work.popleft()])
 
 
 class SimStore(JobStore):
@@ -149,4 +150,4 @@ class SimStore(JobStore):
         self._database = SimDatabase(path, world, process)
         db = self._database.db
         self.jobs, self.files = JobTable(db), FileTable(db)
-        self.workers, self.clock = WorkerTable(db), ClockTable(db)
+        self.workers, self.clock, self.events = WorkerTable(db), ClockTable(db), EventTable(db)

@@ -35,8 +35,8 @@ from hangup.gateway.jobs.api import JobApi
 from hangup.gateway.jobs.http_messages import JobHttpRequest
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
-from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import NewItem
+from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import LongTasks
 from support.faulty_store import Faults, SimStore
 from support.virtual import Died, Loop, Process, this_process

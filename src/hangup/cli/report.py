@@ -10,7 +10,7 @@ from typing import Any
 
 from hangup.cli import client
 from hangup.cli.table import seconds, table
-from hangup.gateway.store.ledger import GROUPS
+from hangup.gateway.store.ledger_tables import GROUPS
 
 _EXAMPLES = """\
 examples:

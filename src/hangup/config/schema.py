@@ -162,11 +162,16 @@ class Settings:
         0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
     )
     log: str = setting("-", "Target of the log: - for stdout, a file path, or none.")
-    ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
+    ledger: str = setting(
+        "",
+        "SQLite file for the ledger, which `hangup report` reads, or postgresql://… for several hosts; "
+        "empty keeps it in memory.",
+    )
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
     jobs: str = setting(
         "auto",
-        "SQLite file for jobs and their files. auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off; "
+        "SQLite file for jobs and their files, or postgresql://… for several hosts (needs hangup[postgresql]). "
+        "auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off; "
         "provider forwards them to a hosted API and follows them there.",
     )
     jobs_days: float = setting(30.0, "How long ended jobs and files are kept.", least=0.01)

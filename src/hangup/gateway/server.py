@@ -40,9 +40,10 @@ from hangup.gateway.log import Log
 from hangup.gateway.loop_watch import LoopWatch
 from hangup.gateway.otlp import Exporter
 from hangup.gateway.registry import TURNED_AWAY_MAX
-from hangup.gateway.store.database import StoreDamaged, StoreFailed
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.store.postgresql import is_postgresql, without_password
+from hangup.gateway.store.worker_thread import StoreDamaged, StoreFailed
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.tasks import TASKS
@@ -247,7 +248,7 @@ class Server:
             if not isinstance(failure, StoreFailed):
                 raise
             kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
-            raise kind(f"cannot use {path}: {failure}") from None
+            raise kind(f"cannot use {without_password(path)}: {failure}") from None
         return job_api
 
     async def _opened(self, path: str, wal_bytes_max: int) -> JobStore:
@@ -401,6 +402,8 @@ def jobs_path(settings: Settings, port: int) -> str | None:
     """Return the path of the job store; "" for a store in memory, None for no store."""
     if settings.jobs in ("none", "provider"):
         return None
+    if is_postgresql(settings.jobs):
+        return settings.jobs
     if settings.jobs != "auto":
         return str(Path(settings.jobs).expanduser())
     if settings.port == 0:  # a random port, by which the next process could not find the store

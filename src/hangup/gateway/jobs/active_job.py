@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from hangup.core import reasons
 from hangup.core.jobs import Cause, Lease
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.store.jobs import Job
+
+REASON_OF = {
+    Cause.CANCELLED: reasons.JOB_CANCELLED,
+    Cause.LEASE: reasons.LEASE_EXPIRED,
+    Cause.WINDOW: reasons.WINDOW_PASSED,
+    Cause.KILLED: reasons.KILLED,
+    Cause.CLIENT_GONE: reasons.CLIENT_FIN,
+}
 
 
 class ActiveJob:

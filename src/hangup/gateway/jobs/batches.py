@@ -25,9 +25,9 @@ from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, J
 from hangup.gateway.jobs.input_lines import InputLines, StopReading
 from hangup.gateway.jobs.item_client import LARGE_BYTES, ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
-from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import File, Job, Result
 from hangup.gateway.store.jobs.table import result_file
+from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import TASKS
 
 _PAGE_MAX = 100

@@ -80,7 +80,11 @@ class EventLog:
     # For the store
 
     def dump(self) -> bytes:
-        return orjson.dumps([[e.number, e.name, e.data.decode("utf-8", "replace")] for e in self.events])
+        return self.dump_events(self.events)
+
+    @staticmethod
+    def dump_events(events: list[JobEvent]) -> bytes:
+        return orjson.dumps([[e.number, e.name, e.data.decode("utf-8", "replace")] for e in events])
 
     @staticmethod
     def load(dumped: bytes) -> list[JobEvent]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, ValuesView
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hangup.config import JobLimits
 from hangup.core import reasons
@@ -20,12 +20,14 @@ from hangup.core.jobs import Cause, JobStatus, Kind
 from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.gateway.jobs import workers
-from hangup.gateway.jobs.active_job import ActiveJob
+from hangup.gateway.jobs.active_job import REASON_OF, ActiveJob
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.item_shape import ItemShape
 from hangup.gateway.jobs.runner import ItemRunner, RunnerHost
-from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.jobs.shared_events import EXCHANGE_EVERY_S, SharedEvents
 from hangup.gateway.store.jobs import Job, JobStore, NewItem
+from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import Tasks
 
 R = TypeVar("R")
@@ -37,23 +39,6 @@ _PRUNE_EVERY_S = 600.0
 _CLOSE_S = 10.0  # for the last results and claims
 _DAY_S = 86_400.0
 _ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim and events per attempt
-_REASON_OF = {
-    Cause.CANCELLED: reasons.JOB_CANCELLED,
-    Cause.LEASE: reasons.LEASE_EXPIRED,
-    Cause.WINDOW: reasons.WINDOW_PASSED,
-    Cause.KILLED: reasons.KILLED,
-    Cause.CLIENT_GONE: reasons.CLIENT_FIN,
-}
-
-
-class ItemShape(Protocol):
-    """How an API renders the results and events of its items."""
-
-    def render_result(self, job: Job, item: ItemClient, call: Call) -> bytes:
-        """Return the result to store for an answer."""
-
-    def chunk_listener(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
-        """Return a function that turns chunks of a stream into events, or None."""
 
 
 class JobRegistry:
@@ -71,8 +56,8 @@ class JobRegistry:
         self._watches = Tasks("job watches")
         # The code that awaits a task reports its refusal; `ResultWriter` reports that the store fails.
         self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
-        self._others = False  # other processes use the store
-        self._file_version = -1  # of the file; differs once another process has written
+        self.others = False  # other processes use the store
+        self._version = -1  # of the store; differs once another process may have written
         self._read_at = loop.time()  # since then we may have missed changes
         self._last_change: int | None = None  # number of the last change of a job that we have read
         self._reading = asyncio.Lock()
@@ -84,6 +69,7 @@ class JobRegistry:
         self._worker = await store.do(lambda: store.workers.register(workers.this_host(), workers.this_process()))
         self._missing_workers = workers.MissingWorkers(self._host.limits.job_worker_silence_s, _HEARTBEAT_EVERY_S)
         self._runner = ItemRunner(store, self._worker, self._host, self, self._loop)
+        self._shared_events = SharedEvents(store, self, lambda key: self._runner.running_of(key) > 0)
         self._pruned_at = self._loop.time()
         try:
             self._clock = SteadyClock(await store.do(store.clock.latest), time.time(), self._loop.time())
@@ -95,6 +81,7 @@ class JobRegistry:
         # Separate tasks: a store that is slow, or hangs, must neither keep engines at work nor make us look dead.
         self._watches.keep("job leases", partial(self._repeat, _TICK_S, self._cancel_due_jobs))
         self._watches.keep("job changes", partial(self._repeat, _TICK_S, self._read_changes))
+        self._watches.keep("job events", partial(self._repeat, EXCHANGE_EVERY_S, self._shared_events.exchange))
         self._watches.keep("job heartbeat", partial(self._repeat, _HEARTBEAT_EVERY_S, self._heartbeat))
 
     @property
@@ -135,16 +122,20 @@ class JobRegistry:
             expires = max(now, self._clock.latest) + window_s if window_s is not None else None
             return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
 
-        writing = self.start_task(self._submit(work, add_first_events))
+        writing = self.start_task(self._submit(id, work, add_first_events))
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
             self.start_task(self._cancel_unreceived(writing))
             raise
 
-    async def _submit(self, work: Callable[[], Job], add_first_events: Callable[[Job, EventLog], None] | None) -> Job:
+    async def _submit(self, id: str, work: Callable[[], Job], add_first_events: Callable[[Job, EventLog], None] | None) -> Job:
         """Register the job as soon as the store returns it: its item may have been claimed in the same transaction."""
-        job = await self.store.do(work)
+        try:
+            job = await self.store.do(work, grouped=True)
+        except StoreFailed:
+            self._runner.writer.cancel_if_stored(id)
+            raise
         self.job_changed(job)
         active = self._active.get(job.key)
         if active is not None:
@@ -205,7 +196,7 @@ class JobRegistry:
         Engines come first: a store that cannot be written must not keep them running. It gets the cancel when it works again.
         """
         if not job.status.ended:
-            self._runner.hang_up(job.key, _REASON_OF[cause])
+            self._runner.hang_up(job.key, REASON_OF[cause])
             try:
                 await self._runner.writer.cancel(job.key, cause)
             except StoreFailed as failure:
@@ -214,7 +205,7 @@ class JobRegistry:
 
     def cancel_reason(self, key: int) -> Reason | None:
         cause = self._runner.writer.cancelled(key)
-        return _REASON_OF[cause] if cause is not None else None
+        return REASON_OF[cause] if cause is not None else None
 
     async def wait_until_ended(self, job: Job, wait_s: float) -> Job:
         active = self._active.get(job.key)
@@ -242,9 +233,11 @@ class JobRegistry:
             return None
         if active.lease is not None:
             active.lease.listen()
+        self._shared_events.listen(job.key)
         return self._event_log(active)
 
     def stop_listening(self, job: Job) -> None:
+        self._shared_events.stop_listening(job.key)
         active = self._active.get(job.key)
         if active is not None and active.lease is not None:
             active.lease.stop_listening(self._loop.time())
@@ -271,6 +264,10 @@ class JobRegistry:
         if active.event_log is None:
             active.event_log = EventLog(self._host.limits.job_events_bytes_max)
         return active.event_log
+
+    def event_log_of(self, key: int) -> EventLog | None:
+        active = self._active.get(key)
+        return self._event_log(active) if active is not None else None
 
     def limits_of(self, tenant: str) -> JobLimits:
         return self._host.limits_of_tenant(tenant)
@@ -330,17 +327,17 @@ class JobRegistry:
     async def _cancel_due_jobs(self, now: float) -> None:
         """Cancel the jobs whose lease or window has run out, without waiting for the store to take it."""
         # While the store hangs, clients may renew leases at other processes without our knowing.
-        known_until = self._read_at - _RENEWAL_LAG_S if self._others else now
+        known_until = self._read_at - _RENEWAL_LAG_S if self.others else now
         for active in self._active.values():
             cause = active.cancel_cause(now, known_until)
             if cause is not None and self._may_cancel(active.job):
                 self.start_task(self.cancel(active.job, cause))
 
     async def _read_changes(self, now: float) -> None:
-        version = await self.store.do(self.store.jobs.file_version)
-        if version != self._file_version:
+        version = await self.store.do(self.store.jobs.version)
+        if version != self._version:
             await self._refresh()
-            self._file_version = version
+            self._version = version
         self._read_at = now
         if now - self._pruned_at >= _PRUNE_EVERY_S and not self._draining:
             self._pruned_at = now
@@ -355,9 +352,10 @@ class JobRegistry:
         time_of_day = self._clock.at(time.time(), self._loop.time())
 
         def work() -> bool:
+            registered = store.workers.record_heartbeat(self._worker)
             store.jobs.touch(touched)
             store.clock.record(time_of_day)
-            return store.workers.record_heartbeat(self._worker)
+            return registered
 
         try:
             registered = await store.do(work)
@@ -391,7 +389,7 @@ class JobRegistry:
         """Requeue the items that dead workers had claimed."""
         store = self.store
         workers = await store.do(store.workers.all)
-        self._others = any(worker.id != self._worker for worker in workers)
+        self.others = any(worker.id != self._worker for worker in workers)
         given_back = 0
         for dead in self._missing_workers.find_dead(workers, self._worker, self._loop.time()):
             await store.do(partial(self._give_back, dead))
@@ -403,8 +401,8 @@ class JobRegistry:
         await self._reconcile()
 
     def _give_back(self, worker: int) -> None:
+        self.store.workers.remove(worker)  # first: from now on it claims nothing more
         self.store.jobs.give_back_all(worker, time.time())
-        self.store.workers.remove(worker)
 
     async def _refresh(self) -> None:
         """Read the jobs that changed since the last time, perhaps by other processes; the first time, read all active jobs."""
@@ -412,17 +410,13 @@ class JobRegistry:
         async with self._reading:  # one at a time: two readers must not process the same changes
             since = self._last_change
 
-            def read() -> tuple[int, list[Job]]:
-                jobs = store.jobs.active() if since is None else store.jobs.changed_since(since)
-                return store.jobs.last_change(), jobs
-
-            self._last_change, jobs = await store.do(read)
+            self._last_change, jobs = await store.do(lambda: store.jobs.changes(since))
         for job in jobs:
             active = self._active.get(job.key)
             if active is not None and active.job.touched != job.touched and active.lease is not None:
                 active.lease.renew(self._loop.time())
             if job.status is JobStatus.CANCELLING:  # stop its items that run here, even if the job is new to us
-                self._runner.hang_up(job.key, _REASON_OF[job.cause])
+                self._runner.hang_up(job.key, REASON_OF[job.cause])
             self.job_changed(job)
             if job.tally.queued and job.status is JobStatus.RUNNING:
                 self._runner.wake(job.tenant)

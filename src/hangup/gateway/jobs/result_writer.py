@@ -16,12 +16,13 @@ from hangup.config import JobLimits
 from hangup.core.account import Entry
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState
-from hangup.gateway.store.database import StoreFailed, StoreLocked
 from hangup.gateway.store.jobs import Claim, Job, JobStore
+from hangup.gateway.store.worker_thread import StoreFailed, StoreLocked
 from hangup.tasks import TASKS
 
 _LOCK_PAUSE_S = 0.1  # before another attempt at the end of the process, if another one holds the store's lock
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doubles each time
+_REFUSED_JOBS_MAX = 10_000  # remembered until the store works again
 
 
 class ResultHost(Protocol):
@@ -72,6 +73,7 @@ class ResultWriter:
         self._on_recovered = on_recovered  # called when items may start again: a failed store works, or what waited is written
         self._loop = loop
         self._cancels: dict[int, Cause] = {}
+        self._refused_jobs: set[str] = set()  # ids of jobs that may be in the store although their clients were refused
         self._cancel_waiters: list[asyncio.Future[None]] = []  # resolved when the cancels are on disk
         self._outcomes: list[ItemOutcome] = []
         self._given_back: list[Claim] = []
@@ -118,6 +120,12 @@ class ResultWriter:
         self._cancel_waiters.append(written)
         self._wake.set()
         await written
+
+    def cancel_if_stored(self, id: str) -> None:
+        """Cancel a job that its client was refused: if the connection is lost during a commit, the job may be stored."""
+        if len(self._refused_jobs) < _REFUSED_JOBS_MAX:
+            self._refused_jobs.add(id)
+            self._wake.set()
 
     def cancelled(self, key: int) -> Cause | None:
         """Return the cause of a cancel that is not yet in the store, or None."""
@@ -247,7 +255,10 @@ class ResultWriter:
 
     async def _write(self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim]) -> None:
         """Write these. Once they are on disk nothing may raise: whatever raises is written again."""
-        cancelled, jobs = await self._store.do(partial(self._write_in_thread, cancels, outcomes, given_back, self.failing))
+        refused = list(self._refused_jobs)
+        write = partial(self._write_in_thread, cancels, outcomes, given_back, refused, probe=self.failing)
+        cancelled, jobs = await self._store.do(write)
+        self._refused_jobs.difference_update(refused)
         self.held_bytes -= sum(outcome.size for outcome in outcomes)
         for key in cancels:
             self._cancels.pop(key, None)
@@ -261,15 +272,25 @@ class ResultWriter:
             self._notify_changed(job)
 
     def _write_in_thread(
-        self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim], probe: bool
+        self,
+        cancels: dict[int, Cause],
+        outcomes: list[ItemOutcome],
+        given_back: list[Claim],
+        refused: list[str],
+        *,
+        probe: bool,
     ) -> tuple[list[Job | None], list[Job | None]]:
         """Write in the store's thread. Cancels come first: what they stopped must end with their cause."""
         jobs, now = self._store.jobs, time.time()
-        if probe:  # with nothing to write, success would not show that the store works
-            self._store.clock.probe()
+        stored = [job.key for job in map(jobs.find, refused) if job is not None]
+        cancels = {**dict.fromkeys(stored, Cause.CLIENT_GONE), **cancels}
+        jobs.lock({*cancels, *(claim.job_key for claim in given_back), *(outcome.claim.job_key for outcome in outcomes)})
         cancelled = [jobs.cancel(key, cause, now) for key, cause in cancels.items()]
         jobs.give_back(given_back, now)
-        return cancelled, [jobs.finish(outcome.claim, outcome.state, now, outcome.body, outcome.events) for outcome in outcomes]
+        written = [jobs.finish(outcome.claim, outcome.state, now, outcome.body, outcome.events) for outcome in outcomes]
+        if probe:  # with nothing to write, success would not show that the store works
+            self._store.clock.probe()
+        return cancelled, written
 
     def _record(self, outcome: ItemOutcome, job: Job | None) -> None:
         """Count a written outcome and record its cost; without a job, the store refused it."""

@@ -29,8 +29,8 @@ from hangup.core.reaper import PendingStop, StopState
 from hangup.core.reasons import Outcome, Reason
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.result_writer import ItemOutcome, ResultWriter
-from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore
+from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import TASKS, Tasks
 
 _WAITING_PER_TENANT = 2  # items per tenant in the gateway's queue: enough that a free slot never waits for us

@@ -26,7 +26,7 @@ from hangup.gateway.jobs.calls import EVENT_STREAM
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, parse_query
 from hangup.gateway.kinds.question import ResponseQuestion
 from hangup.gateway.request_policy import IncomingRequest
-from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import TASKS
 
 _FORM_BYTES_MAX = 64 * 1024  # of a form, apart from its file

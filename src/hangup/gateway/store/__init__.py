@@ -1,1 +1,1 @@
-"""Storage that outlives the process, in SQLite: the ledger and the job store."""
+"""Storage that outlives the process, in SQLite or PostgreSQL: the ledger and the job store."""

@@ -1,4 +1,4 @@
-"""Runs work on one SQLite file, in order, with one thread and one connection.
+"""SQLite behind a store's thread: one file and one connection.
 
 Work that arrives while a transaction is being committed is grouped into the next transaction, each piece behind its own
 savepoint. `Database.do` returns only after that transaction is on disk, so a crash cannot undo work whose caller has a result.
@@ -6,136 +6,63 @@ savepoint. `Database.do` returns only after that transaction is on disk, so a cr
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import sqlite3
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 from hangup.errors import HangupError
-from hangup.tasks import TASKS
+from hangup.gateway.store.worker_thread import Outcomes, Piece, StoreDamaged, StoreFailed, StoreLocked, StoreThread
 
-R = TypeVar("R")
-_BATCH_MAX = 512  # pieces of work per transaction
 WAL_BYTES_MAX = 64 * 1024 * 1024  # unless the configuration says otherwise
 _LOCKS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _TRANSIENT = (*_LOCKS, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
-_CLOSE_S = 10.0  # for the work that is queued when the store is closed
 _BUSY_S = 5.0  # how long to wait while another process holds the lock
 
 
-class StoreFailed(HangupError):
-    """The disk is full or the file cannot be written; none of the requested work took effect."""
-
-
-class StoreLocked(StoreFailed):
-    """Another process holds the file's lock, which says nothing about the disk."""
-
-
-class StoreDamaged(StoreFailed):
-    """Part of the file is corrupt; a retry will not help."""
-
-
-class Database:
+class Database(StoreThread):
     """A SQLite connection with its own thread. An empty `path` means in memory: the data dies with the process."""
 
     _path = ""
     _identity: tuple[int, int] | None = None
-    _began: float | None = None  # when the thread began the current transaction (monotonic)
 
     def __init__(self, path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.db = _open(path, migrations, wal_bytes_max)
         self._path, self._identity = path, file_identity(path)
-        self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._wake = threading.Event()
-        self._closing = False
-        self._thread = TASKS.thread("store", self._run)
+        super().__init__()
 
-    async def do(self, work: Callable[[], R]) -> R:
-        """Run `work` in the store's thread; return its result once everything it wrote is on disk."""
-        if self._closing:
-            raise StoreFailed("the store is closed")
-        began = self._began
-        if began is not None and time.monotonic() - began > TASKS.stall_s:
-            # Its disk hangs, and nobody knows for how long this work would wait.
-            raise StoreFailed("the store cannot be used: its disk does not answer")
-        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._work.append((work, future))
-        self._wake.set()
-        return await future
+    def _close_connection(self) -> None:
+        self.db.close()
 
-    def close(self) -> None:
-        """Run the work that is still queued, then close the file."""
-        self._closing = True
-        self._wake.set()
-        self._thread.join(timeout=_CLOSE_S)
-        closed: BaseException | None = StoreFailed("the store is closed")
-        # Queued while the thread was ending, or behind a disk that hangs: fail it, so that no caller waits forever; and the
-        # thread must not do later what its caller takes for undone.
-        for _, future in self._take(len(self._work)):
-            with contextlib.suppress(RuntimeError):
-                future.get_loop().call_soon_threadsafe(_resolve, [(future, None, closed)])
-        if not self._thread.is_alive():  # otherwise a disk that hangs has it, and closing it under the thread would crash
-            self.db.close()
-
-    def _take(self, most: int) -> list[tuple[Callable[[], Any], asyncio.Future[Any]]]:
-        """Return up to `most` pieces of work, each of which then belongs to the caller alone; called in any thread."""
-        taken: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
-        with contextlib.suppress(IndexError):
-            while len(taken) < most:
-                taken.append(self._work.popleft())
-        return taken
-
-    # In the store's thread
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            while self._work:
-                self._began = time.monotonic()
-                batch = self._take(_BATCH_MAX)
-                if batch:  # otherwise `close` took it
-                    with TASKS.working("store"):
-                        self._run_batch(batch)
-                self._began = None
-            if self._closing:
-                return
-
-    def _run_batch(self, batch: list[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> None:
-        outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+    def _run_batch(self, batch: list[Piece]) -> Outcomes:
+        outcomes: Outcomes = []
         try:
             if file_identity(self._path) != self._identity:
                 raise StoreFailed(f"{self._path} was deleted, moved or replaced")
             if self.db.in_transaction:  # an earlier ROLLBACK failed, and the open transaction locks everyone out
                 self.db.execute("ROLLBACK")
             self.db.execute("BEGIN IMMEDIATE")
-            for work, future in batch:
-                if future.cancelled():
+            for piece in batch:
+                if piece.future.cancelled():
                     continue
                 self.db.execute("SAVEPOINT work")
                 try:
-                    outcomes.append((future, work(), None))
+                    outcomes.append((piece.future, piece.work(), None))
                 except sqlite3.OperationalError:
                     raise  # the file's fault, not this piece of work's: the whole transaction fails
                 except Exception as error:
                     self.db.execute("ROLLBACK TO work")
-                    outcomes.append((future, None, _as_store_error(error)))
+                    outcomes.append((piece.future, None, _as_store_error(error)))
                 self.db.execute("RELEASE work")
             self.db.execute("COMMIT")
-        except Exception as error:  # whatever it was, every caller gets an error and the thread survives
+        except Exception as error:
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
             kind = StoreDamaged if _is_damage(error) else StoreLocked if is_lock(error) else StoreFailed
             failure = kind(f"the store cannot be written: {error}")
-            outcomes = [(future, None, failure) for _, future in batch]
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is every caller
-            batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
+            outcomes = [(piece.future, None, failure) for piece in batch]
+        return outcomes
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
@@ -174,16 +101,6 @@ def _is_damage(error: Exception) -> bool:
 def is_lock(error: Exception) -> bool:
     """Return whether another process holds the file's lock, which says nothing about the disk."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKS
-
-
-def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
-    for future, result, error in outcomes:
-        if future.done():
-            continue
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
 
 
 def _open(path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> sqlite3.Connection:

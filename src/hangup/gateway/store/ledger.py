@@ -1,19 +1,17 @@
-"""Stores the ledger on disk: what calls cost and delivered, per minute, tenant, model, backend and cause.
+"""Keeps the ledger: what calls cost and delivered, per minute, tenant, model, backend and cause.
 
 The data path only adds a call to an account in memory. A thread takes all accounts every `ledger_flush_s` and writes them in
-one transaction. A killed process loses at most that batch, and WAL keeps the file consistent.
+one transaction. A killed process loses at most that batch. `ledger_tables` has the tables, in a file or on a server.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, fields
-from pathlib import Path
+from dataclasses import astuple
 from typing import Any, TypeVar
 
 from hangup.core.account import Account, Entry, Price
@@ -21,20 +19,19 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
 from hangup.errors import HangupError, LedgerBusy
-from hangup.gateway.store.database import WAL_BYTES_MAX, closed_on_error, file_identity, is_lock
+from hangup.gateway.store.database import WAL_BYTES_MAX, is_lock
+from hangup.gateway.store.ledger_tables import COUNT_TABLES, GROUPS, SUMS, LedgerFile, LedgerServer, LedgerTables, open_file
+from hangup.gateway.store.postgresql import is_postgresql
+from hangup.gateway.store.worker_thread import Connection
 from hangup.tasks import TASKS
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
 T = TypeVar("T")
-GROUPS = ("tenant", "model", "backend", "cause")
-SUMS = tuple(field.name for field in fields(Account))
 _MODELS_MAX = 1000  # clients choose model names: names beyond this limit, within an hour, are summed as `_OTHER`
 _UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: invented names must not displace real ones
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
-_VERSION = 1
-_OPEN_BUSY_S, _BUSY_S = 5.0, 2.0  # how long to wait while another process holds the file's lock, at the start and later
-# A transaction that takes this long, which is longer than any wait for the lock, has a disk that hangs: reports and the end of
+# A transaction that takes this long, which is longer than any wait for a lock, has a disk that hangs: reports and the end of
 # the process go on without it.
 _HANGING_S = 5.0
 _CLOSE_S = 10.0  # for the last write, while another process holds the lock
@@ -42,42 +39,27 @@ _LOCK_PAUSE_S = 0.05  # between attempts, for a lock that SQLite does not wait f
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
 _DELETED_MINUTES = 1440  # deleted per transaction
 _COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
-_USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
 _EXACT_MAX = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS spent (
-    minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
-    {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in SUMS)},
-    PRIMARY KEY (minute, {", ".join(GROUPS)})
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS computed (
-    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
-    PRIMARY KEY (minute, backend)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS uncounted (
-    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
-    PRIMARY KEY (minute, backend)
-) WITHOUT ROWID;
-"""
 _INSERT_SPENT = (
     f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
-    f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+    f" ON CONFLICT (minute, {', '.join(GROUPS)})"
+    f" DO UPDATE SET {', '.join(f'{name} = spent.{name} + excluded.{name}' for name in SUMS)}"
 )
-_COUNT_TABLES = ("computed", "uncounted")  # tokens reported by engines, and lost with an engine before its report
 _MINUTES = """
 SELECT min(first), max(last) FROM (
     SELECT min(minute) AS first, max(minute) AS last FROM spent
     UNION ALL SELECT min(minute), max(minute) FROM computed
     UNION ALL SELECT min(minute), max(minute) FROM uncounted
-)"""
+) AS all_minutes"""
 _INSERT_COUNT = {
-    table: f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"  # noqa: S608
-    for table in _COUNT_TABLES
+    table: f"INSERT INTO {table} VALUES (?, ?, ?)"  # noqa: S608 - names of ours
+    f" ON CONFLICT (minute, backend) DO UPDATE SET tokens = {table}.tokens + excluded.tokens"
+    for table in COUNT_TABLES
 }
 
 
 class LedgerStore:
-    """The ledger's file and its writer thread. An empty `path` means in memory: the data dies with the process."""
+    """The ledger's tables and its writer thread. An empty `path` means in memory: the data dies with the process."""
 
     def __init__(
         self,
@@ -97,19 +79,16 @@ class LedgerStore:
         self._days = days
         self._accounts_max = accounts_max
         self._bytes_max = bytes_max
-        self._wal_bytes_max = wal_bytes_max
         self._clock = clock
         self._accounts: _Accounts = {}
         self._accounts_lock = threading.Lock()  # guards the accounts: held to record one call, or to take all accounts
-        self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNT_TABLES}
+        self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in COUNT_TABLES}
         self._models: set[str] = set()
         self._unserved_models: set[str] = set()
         self._db_lock = threading.Lock()  # guards the database: for the writer thread and reports, never on the data path
-        self._path = str(Path(path).expanduser()) if path else ""
-        self._db = _open(path, wal_bytes_max, _OPEN_BUSY_S)
-        self._identity = file_identity(self._path)
+        self._tables: LedgerTables = LedgerServer(path) if is_postgresql(path) else LedgerFile(path, wal_bytes_max)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
-        self._steady_clock = SteadyClock(_newest_time(self._db), clock(), time.monotonic())
+        self._steady_clock = SteadyClock(_newest_time(self._tables), clock(), time.monotonic())
         self.failing = False  # the file cannot be written: booked calls wait in memory
         self._in_doubt = 0  # calls in the write that is under way
         self._locked = False  # the last failure was the lock of another process
@@ -183,25 +162,13 @@ class LedgerStore:
         sums = ", ".join(f"sum({name})" for name in SUMS)
         with self._use_file():
             self._write()
-            rows = self._db.execute(
-                f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
-                (first,),
-            ).fetchall()
-            recorded = dict(
-                self._db.execute(
-                    "SELECT backend, sum(tokens_delivered + tokens_wasted) FROM spent WHERE minute >= ? GROUP BY backend",
+            with self._tables.transaction() as db:
+                rows = db.execute(
+                    f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
                     (first,),
-                )
-            )
-            computed, uncounted = (
-                dict(
-                    self._db.execute(
-                        f"SELECT backend, sum(tokens) FROM {table} WHERE minute >= ? GROUP BY backend",  # noqa: S608
-                        (first,),
-                    )
-                )
-                for table in _COUNT_TABLES
-            )
+                ).fetchall()
+                recorded = _sums_by_backend(db, "spent", "tokens_delivered + tokens_wasted", first)
+                computed, uncounted = (_sums_by_backend(db, table, "tokens", first) for table in COUNT_TABLES)
         named = [{by: row[0], **dict(zip(SUMS, map(_rounded, SUMS, row[1:]), strict=True))} for row in rows]
         total = {name: _rounded(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
         engines = {
@@ -220,7 +187,7 @@ class LedgerStore:
             with self._use_file():
                 while not self._write() and self._locked and time.monotonic() < until:
                     time.sleep(_LOCK_PAUSE_S)
-                self._db.close()
+                self._tables.close()
         except LedgerBusy as busy:
             self._report_failure(busy)
         with self._accounts_lock:
@@ -262,12 +229,13 @@ class LedgerStore:
             return True
         self._in_doubt = _calls_of(accounts)
         try:
-            self._prepare()
-            with self._db:
-                spent = [(*key, *map(_bounded, astuple(account))) for key, account in accounts.items()]
-                self._db.executemany(_INSERT_SPENT, spent)
+            if self._tables.recover():
+                self._log_event("ledger_reopened", path=self._tables.path)
+            with self._tables.transaction() as db:
+                spent = [(*key, *map(_bounded, astuple(account))) for key, account in sorted(accounts.items(), key=_key)]
+                db.executemany(_INSERT_SPENT, spent)
                 for table, rows in counts.items():
-                    self._db.executemany(_INSERT_COUNT[table], rows)
+                    db.executemany(_INSERT_COUNT[table], sorted(rows))
         except Exception as error:  # a full disk must not stop the gateway
             self._put_back(accounts, counts)
             self._locked = isinstance(error, LedgerBusy) or is_lock(error)
@@ -279,23 +247,6 @@ class LedgerStore:
             self.failing = False
             self._log_event("ledger_recovered")
         return True
-
-    def _prepare(self) -> None:
-        """Roll back an open transaction and reopen a deleted file.
-
-        Otherwise accounts would be booked twice, or written to a file that nobody can read.
-        """
-        self._roll_back()
-        if file_identity(self._path) != self._identity:
-            opened = _open(self._path, self._wal_bytes_max, _BUSY_S)
-            self._db.close()
-            self._db, self._identity = opened, file_identity(self._path)
-            self._log_event("ledger_reopened", path=self._path)
-
-    def _roll_back(self) -> None:
-        """Drop a transaction that an earlier failure left open: a commit of other work would write it as well."""
-        if self._db.in_transaction:
-            self._db.rollback()
 
     def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
         """Merge unwritten accounts into the next batch; beyond the limit, only count the dropped calls."""
@@ -323,7 +274,7 @@ class LedgerStore:
         self._sweep_at = now + _RETENTION_EVERY_S
         self._models, self._unserved_models = set(), set()  # those in use come back; invented ones no longer take their room
         oldest = int((self._steady_clock.at(self._clock(), now) - self._days * 86400) // 60)
-        for table in ("spent", *_COUNT_TABLES):
+        for table in ("spent", *COUNT_TABLES):
             while self._delete_some_expired(table, oldest):  # releases the lock between deletions, so that reports can run
                 pass
         while self._forget_for_room():
@@ -331,29 +282,27 @@ class LedgerStore:
 
     def _forget_for_room(self) -> bool:
         """Delete the oldest entries of a ledger that is too large; return whether that may not have been enough."""
-        with TASKS.working("ledger"), self._db_lock:
-            self._roll_back()
-            (used,) = self._db.execute(_USED_BYTES).fetchone()
-            first, last = self._db.execute(_MINUTES).fetchone()
+        with TASKS.working("ledger"), self._db_lock, self._tables.transaction() as db:
+            self._tables.lock_for_deletion(db)
+            used = self._tables.used_bytes(db)
+            first, last = db.execute(_MINUTES).fetchone()
             if used <= self._bytes_max or first is None or first == last:
                 return False
-            with self._db:
-                until = first + max((last - first) // 10, 1)
-                for table in ("spent", *_COUNT_TABLES):
-                    self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
+            until = first + max((last - first) // 10, 1)
+            for table in ("spent", *COUNT_TABLES):
+                db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
         self._log_event("ledger_full", bytes=used, deleted_until=until * 60)
         return True
 
     def _delete_some_expired(self, table: str, oldest: int) -> bool:
-        with TASKS.working("ledger"), self._db_lock:
-            self._roll_back()
-            with self._db:
-                (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
-                if first is None or first >= oldest:
-                    return False
-                until = min(first + _DELETED_MINUTES, oldest)
-                self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
-                return bool(until < oldest)
+        with TASKS.working("ledger"), self._db_lock, self._tables.transaction() as db:
+            self._tables.lock_for_deletion(db)
+            (first,) = db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
+            if first is None or first >= oldest:
+                return False
+            until = min(first + _DELETED_MINUTES, oldest)
+            db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
+            return bool(until < oldest)
 
 
 def _calls_of(accounts: _Accounts) -> int:
@@ -366,47 +315,26 @@ def _was_served(call: Call) -> bool:
 
 
 def create_ledger(path: str, wal_bytes_max: int) -> None:
-    """Create the file, or bring it up to date, before several processes open it at once."""
-    _open(path, wal_bytes_max).close()
+    """Create the file, or bring it up to date, before several processes open it at once. A server does that itself."""
+    if not is_postgresql(path):
+        open_file(path, wal_bytes_max).close()
 
 
-def _open(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3.Connection:
-    """Open the file; wait up to `busy_s` for the lock of another process, and up to `_BUSY_S` for each later one."""
-    try:
-        if path:
-            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
-            Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
-        target = str(Path(path).expanduser()) if path else ":memory:"
-        db = sqlite3.connect(target, check_same_thread=False, timeout=busy_s)
-        with closed_on_error(db):
-            _prepare(db, path, wal_bytes_max)
-            db.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
-    except (OSError, sqlite3.Error) as error:
-        kind = LedgerBusy if is_lock(error) else HangupError
-        raise kind(f"cannot use the ledger {path}: {error}") from None
-    return db
+def _newest_time(tables: LedgerTables) -> float:
+    """Return the wall-clock time of the newest row, or 0 if there are none, or if a server cannot be reached."""
+    with contextlib.suppress(LedgerBusy), tables.transaction() as db:
+        (minute,) = db.execute("SELECT max(minute) FROM spent").fetchone()
+        return float(minute) * 60 if minute is not None else 0.0
+    return 0.0
 
 
-def _prepare(db: sqlite3.Connection, path: str, wal_bytes_max: int) -> None:
-    """Create what the file lacks; raise if another version of hangup wrote it."""
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
-    db.execute("PRAGMA synchronous = NORMAL")
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
-        raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
-    db.executescript(_SCHEMA)
-    known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
-    for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
-        if name not in known:
-            db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
-    db.execute(f"PRAGMA user_version = {_VERSION}")
+def _sums_by_backend(db: Connection, table: str, what: str, first: int) -> dict[str, int]:
+    rows = db.execute(f"SELECT backend, sum({what}) FROM {table} WHERE minute >= ? GROUP BY backend", (first,))  # noqa: S608
+    return {backend: int(tokens) for backend, tokens in rows}
 
 
-def _newest_time(db: sqlite3.Connection) -> float:
-    """Return the wall-clock time of the newest row, or 0 if there are none."""
-    (minute,) = db.execute("SELECT max(minute) FROM spent").fetchone()
-    return float(minute) * 60 if minute is not None else 0.0
+def _key(entry: tuple[tuple[int, str, str, str, str], Account]) -> tuple[int, str, str, str, str]:
+    return entry[0]
 
 
 def _bounded(value: float) -> float:

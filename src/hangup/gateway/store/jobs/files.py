@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from hangup.gateway.store.jobs.rows import File
+from hangup.gateway.store.worker_thread import Connection
 
 _COLUMNS = "key, id, purpose, filename, created, expires, bytes, job"
 
@@ -12,17 +11,19 @@ _COLUMNS = "key, id, purpose, filename, created, expires, bytes, job"
 class FileTable:
     """The tables `file` and `part`."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    _skip_locked = ""  # see `JobTable`
+
+    def __init__(self, db: Connection) -> None:
         self._db = db
 
     # Uploading: begin, add parts, mark ready. `prune` deletes files that never became ready.
 
     def begin(self, id: str, tenant: str, now: float) -> int:
-        key = self._db.execute(
-            "INSERT INTO file (id, tenant, purpose, filename, created, bytes) VALUES (?, ?, '', '', ?, 0)", (id, tenant, now)
-        ).lastrowid
-        assert key is not None
-        return key
+        ((key,),) = self._db.execute(
+            "INSERT INTO file (id, tenant, purpose, filename, created, bytes) VALUES (?, ?, '', '', ?, 0) RETURNING key",
+            (id, tenant, now),
+        ).fetchall()
+        return int(key)
 
     def add_part(self, key: int, n: int, data: bytes) -> None:
         self._db.execute("INSERT INTO part VALUES (?, ?, ?)", (key, n, data))
@@ -47,7 +48,7 @@ class FileTable:
         """Return files older than `before`, newest first; or, if `after` is given, files newer than `after`, oldest first."""
         order = "ASC" if after is not None else "DESC"
         rows = self._db.execute(
-            f"SELECT {_COLUMNS} FROM file WHERE tenant = ?1 AND (?2 IS NULL OR purpose = ?2) AND ready = 1"  # noqa: S608
+            f"SELECT {_COLUMNS} FROM file WHERE tenant = ?1 AND (CAST(?2 AS TEXT) IS NULL OR purpose = ?2) AND ready = 1"  # noqa: S608
             f" AND key < ?3 AND key > ?4 ORDER BY key {order} LIMIT ?5",
             (tenant, purpose, before if before is not None else 1 << 62, after or 0, count),
         )
@@ -69,7 +70,7 @@ class FileTable:
     def prune(self, now: float, created_before: float, unready_before: float) -> int:
         """Delete a few expired files and return how many, so that other work is not held up; call it until it returns 0."""
         return self._db.execute(
-            "DELETE FROM file WHERE key IN (SELECT key FROM file WHERE expires < ?"
-            " OR (job IS NULL AND created < ?) OR (ready = 0 AND created < ?) LIMIT 10)",
+            "DELETE FROM file WHERE key IN (SELECT key FROM file WHERE expires < ?"  # noqa: S608 - ours
+            f" OR (job IS NULL AND created < ?) OR (ready = 0 AND created < ?) LIMIT 10{self._skip_locked})",
             (now, created_before, unready_before),
         ).rowcount

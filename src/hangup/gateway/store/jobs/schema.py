@@ -138,4 +138,15 @@ CREATE TRIGGER job_noted_first AFTER INSERT ON job BEGIN
 END;
 """
 
-MIGRATIONS = (_FIRST, _SECOND)
+# Who follows which job, and the events of running jobs that are followed in another process than runs them.
+_THIRD = """
+CREATE TABLE follower (job INTEGER NOT NULL, worker INTEGER NOT NULL, PRIMARY KEY (job, worker)) WITHOUT ROWID;
+CREATE TABLE event (
+    job INTEGER NOT NULL REFERENCES job ON DELETE CASCADE,
+    first INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (job, first)
+);
+"""
+
+MIGRATIONS = (_FIRST, _SECOND, _THIRD)

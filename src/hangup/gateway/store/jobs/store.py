@@ -6,39 +6,53 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hangup.gateway.store.database import WAL_BYTES_MAX, Database
+from hangup.gateway.store.jobs import postgresql
 from hangup.gateway.store.jobs.clock import ClockTable
+from hangup.gateway.store.jobs.events import EventTable
 from hangup.gateway.store.jobs.files import FileTable
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.jobs.table import JobTable
 from hangup.gateway.store.jobs.workers import WorkerTable
+from hangup.gateway.store.postgresql import PostgresDatabase, is_postgresql
 
 R = TypeVar("R")
 _PAGES_PER_CALL = 1000  # freed per call of `shrink`
 
 
 class JobStore:
-    """All tables of one job store file. Use the tables only inside functions passed to `do`."""
+    """All tables of one job store. Use the tables only inside functions passed to `do`."""
+
+    _database: Database | PostgresDatabase
+    jobs: JobTable
+    files: FileTable
 
     def __init__(self, path: str, wal_bytes_max: int = WAL_BYTES_MAX) -> None:
-        self._database = Database(path, MIGRATIONS, wal_bytes_max)
-        self.jobs = JobTable(self._database.db)
-        self.files = FileTable(self._database.db)
+        """Open the store at `path`: a SQLite file, or the address of a PostgreSQL database."""
+        if is_postgresql(path):
+            server = self._database = PostgresDatabase(path, "jobs", postgresql.MIGRATIONS)
+            self.jobs, self.files = postgresql.PostgresJobTable(server.db), postgresql.PostgresFileTable(server.db)
+        else:
+            file = self._database = Database(path, MIGRATIONS, wal_bytes_max)
+            self.jobs, self.files = JobTable(file.db), FileTable(file.db)
         self.workers = WorkerTable(self._database.db)
         self.clock = ClockTable(self._database.db)
+        self.events = EventTable(self._database.db)
 
     def shrink(self) -> bool:
-        """Return some free pages to the disk; return False when there are no more.
+        """Return some free pages of a file to the disk; return False when there are no more. A server does that by itself.
 
         A file created by an early version has no incremental vacuum: it keeps free pages and reuses them.
         """
+        if not isinstance(self._database, Database):
+            return False
         db = self._database.db
         (before,) = db.execute("PRAGMA freelist_count").fetchone()
         db.execute(f"PRAGMA incremental_vacuum({_PAGES_PER_CALL})").fetchall()
         (after,) = db.execute("PRAGMA freelist_count").fetchone()
         return bool(0 < after < before)
 
-    async def do(self, work: Callable[[], R]) -> R:
-        return await self._database.do(work)
+    async def do(self, work: Callable[[], R], *, grouped: bool = False) -> R:
+        return await self._database.do(work, grouped=grouped)
 
     def close(self) -> None:
         self._database.close()

@@ -5,7 +5,6 @@ Every change of an item updates the counts of its job in the same transaction, a
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,24 +12,50 @@ import orjson
 
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
 from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
+from hangup.gateway.store.worker_thread import Connection
 
 _STATE_COLUMNS = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # ordered as `ItemState`
 _READ_BYTES = 8 * 1024 * 1024  # of results per query; the last may exceed it
 _ROWS_PER_QUERY = 100  # jobs, or items of a job, read per query
 _PRUNED_ITEMS_MAX, _PRUNED_BYTES_MAX = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
+CLAIMABLE = "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
+CLAIM_ORDER = "ORDER BY single DESC, key LIMIT ?3"
+# The next queued items of job ?1 with their requests: at most ?2, and as many as fit into ?3 bytes, but at least one.
+_NEXT_ITEMS = """
+SELECT next.n, next.fence, next.custom_id, path, body FROM (
+    SELECT n, fence, custom_id, sum(size) OVER (ORDER BY n) - size AS size_before FROM (
+        SELECT item.n, fence + 1 AS fence, custom_id, length(body) AS size FROM item JOIN ask USING (job, n)
+        WHERE job = ?1 AND state = 0 ORDER BY item.n LIMIT ?2
+    ) AS sized
+) AS next JOIN ask ON ask.job = ?1 AND ask.n = next.n WHERE size_before < ?3 ORDER BY next.n
+"""
+# The items of job ?1 from number ?2 on, with their results: at most ?3, and as many as fit into ?4 bytes, but at least one.
+_NEXT_RESULTS = """
+SELECT next.n, custom_id, state, body FROM (
+    SELECT n, custom_id, state, sum(size) OVER (ORDER BY n) - size AS size_before FROM (
+        SELECT item.n, custom_id, state, coalesce(length(body), 0) AS size FROM item LEFT JOIN answer USING (job, n)
+        WHERE job = ?1 AND item.n >= ?2 ORDER BY item.n LIMIT ?3
+    ) AS sized
+) AS next LEFT JOIN answer ON answer.job = ?1 AND answer.n = next.n WHERE size_before < ?4 ORDER BY next.n
+"""
+
+
+def _given(column: str, at: int) -> str:
+    """Return a condition on a column that holds for all rows if value `at` is NULL."""
+    return f"(CAST(?{at} AS TEXT) IS NULL OR {column} = ?{at})"
 
 
 class JobTable:
     """The tables `job`, `item`, `ask` and `answer`."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Connection) -> None:
         self._db = db
 
     # Reading
 
     def find(self, id: str, tenant: str | None = None, kind: Kind | None = None) -> Job | None:
         """Return a job by id, or None. Operators pass no `tenant` and see the jobs of all tenants."""
-        return self._select_one("id = ? AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR kind = ?3)", id, tenant, kind)
+        return self._select_one(f"id = ?1 AND {_given('tenant', 2)} AND {_given('kind', 3)}", id, tenant, kind)
 
     def find_by_key(self, key: int) -> Job | None:
         return self._select_one("key = ?", key)
@@ -53,13 +78,10 @@ class JobTable:
             "ended IS NULL AND status = ? AND NOT EXISTS (SELECT 1 FROM worker WHERE id = job.worker)", JobStatus.VALIDATING
         )
 
-    def last_change(self) -> int:
-        """Return a number that grows with each change of a job."""
-        return int(self._db.execute("SELECT n FROM change").fetchone()[0])
-
-    def changed_since(self, change: int) -> list[Job]:
-        """Return jobs, including ended ones, that changed after change number `change`."""
-        return self._select("changed > ? ORDER BY key", change)
+    def changes(self, since: int | None) -> tuple[int, list[Job]]:
+        """Return jobs, including ended ones, that others changed after `since`, and from where to read on; None: all active."""
+        (last,) = self._db.execute("SELECT n FROM change").fetchone()
+        return last, self.active() if since is None else self._select("changed > ? ORDER BY key", since)
 
     def page(
         self,
@@ -72,7 +94,7 @@ class JobTable:
         active: bool = False,
     ) -> list[Job]:
         """Return jobs older than `before`, newest first; or, if `after` is given, jobs newer than `after`, oldest first."""
-        where = "(?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR kind = ?2) AND key < ?3 AND key > ?4"
+        where = f"{_given('tenant', 1)} AND {_given('kind', 2)} AND key < ?3 AND key > ?4"
         where += " AND ended IS NULL" if active else ""
         order = "ASC" if after is not None else "DESC"
         return self._select(
@@ -86,27 +108,15 @@ class JobTable:
     def results(self, key: int, start: int, count: int) -> list[Result]:
         """Return up to `count` items in input order, from number `start` on, with their results so far; fewer if those are
         large: a reader must not hold all of them at once."""
-        cursor = self._db.execute(
-            "SELECT item.n, custom_id, state, body FROM item LEFT JOIN answer USING (job, n)"
-            " WHERE job = ? AND item.n >= ? ORDER BY item.n LIMIT ?",
-            (key, start, count),
-        )
-        rows: list[Result] = []
-        left = _READ_BYTES
-        for n, custom_id, state, body in cursor:
-            rows.append(Result(n, custom_id, ItemState(state), body))
-            left -= len(body or b"")
-            if left <= 0:
-                break
-        cursor.close()
-        return rows
+        rows = self._db.execute(_NEXT_RESULTS, (key, start, count, _READ_BYTES))
+        return [Result(n, custom_id, ItemState(state), body) for n, custom_id, state, body in rows]
 
     def events(self, key: int) -> bytes | None:
         row = self._db.execute("SELECT events FROM answer WHERE job = ? AND n = 0", (key,)).fetchone()
         return row[0] if row is not None else None
 
-    def file_version(self) -> int:
-        """Return a number that differs once another process has written to the file."""
+    def version(self) -> int:
+        """Return a number that differs once another process may have written to the store."""
         (version,) = self._db.execute("PRAGMA data_version").fetchone()
         return int(version)
 
@@ -127,21 +137,27 @@ class JobTable:
     ) -> Job:
         """Insert a job. Without items it waits in VALIDATING until `worker` has checked its input lines."""
         status = JobStatus.VALIDATING if items is None else JobStatus.RUNNING
-        cursor = self._db.execute(
-            "INSERT INTO job (id, kind, tenant, status, single, created, begun, expires, lease_s, worker, about)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (id, kind, tenant, status, kind.single, now, None, expires, lease_s, worker, orjson.dumps(about)),
-        )
-        key = cursor.lastrowid
-        assert key is not None
-        if items is not None:
-            self.add_items(key, 0, items)
-            self._end_if_done(key, now)
-        return self.get(key)
+        items = list(items or ())
+        size = sum(len(item.body) for item in items)
+        (row,) = self._db.execute(
+            "INSERT INTO job (id, kind, tenant, status, single, created, expires, lease_s, worker, queued, bytes, about)"  # noqa: S608
+            f" VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB_COLUMNS}",
+            (id, kind, tenant, status, int(kind.single), now, expires, lease_s, worker, len(items), size, orjson.dumps(about)),
+        ).fetchall()
+        job = Job.from_row(row)
+        self._insert_items(job.key, 0, items)
+        return self._end_if_done(job, now)
 
     def add_items(self, key: int, first: int, items: Iterable[NewItem]) -> None:
         """Append items to a job, numbered from `first`."""
         items = list(items)
+        size = sum(len(item.body) for item in items)
+        self._db.execute("UPDATE job SET queued = queued + ?, bytes = bytes + ? WHERE key = ?", (len(items), size, key))
+        self._insert_items(key, first, items)
+
+    def _insert_items(self, key: int, first: int, items: list[NewItem]) -> None:
+        if not items:
+            return
         self._db.executemany(
             "INSERT INTO item (job, n, custom_id) VALUES (?, ?, ?)",
             [(key, n, item.custom_id) for n, item in enumerate(items, first)],
@@ -149,14 +165,12 @@ class JobTable:
         self._db.executemany(
             "INSERT INTO ask VALUES (?, ?, ?, ?)", [(key, n, item.path, item.body) for n, item in enumerate(items, first)]
         )
-        size = sum(len(item.body) for item in items)
-        self._db.execute("UPDATE job SET queued = queued + ?, bytes = bytes + ? WHERE key = ?", (len(items), size, key))
 
     def start_checking(self, key: int, worker: int, before: int | None) -> bool:
         """Take over the check of a job's lines from worker `before` and start afresh; return False if another worker has it."""
         changed = self._db.execute(
-            "UPDATE job SET worker = ?1, queued = 0, bytes = 0 WHERE key = ?2 AND status = ?3 AND worker IS ?4"
-            " AND EXISTS (SELECT 1 FROM worker WHERE id = ?1)",
+            "UPDATE job SET worker = ?1, queued = 0, bytes = 0 WHERE key = ?2 AND status = ?3"
+            " AND coalesce(worker, 0) = coalesce(?4, 0) AND EXISTS (SELECT 1 FROM worker WHERE id = ?1)",
             (worker, key, JobStatus.VALIDATING, before),
         ).rowcount
         if changed:
@@ -166,13 +180,13 @@ class JobTable:
 
     def is_checker(self, key: int, worker: int) -> bool:
         """Return whether this worker still owns the check of the job's lines."""
-        job = self.find_by_key(key)
+        job = self._locked(key)
         return job is not None and job.status is JobStatus.VALIDATING and job.worker == worker
 
     def finish_check(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job | None:
         """End the check: the job runs, or fails with `problems`. Return None if it was deleted meanwhile."""
-        job = self.find_by_key(key)
-        if job is None or not self.is_checker(key, worker):
+        job = self._locked(key)
+        if job is None or job.status is not JobStatus.VALIDATING or job.worker != worker:
             return job
         if problems:
             self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
@@ -184,7 +198,7 @@ class JobTable:
             )
         else:
             self._db.execute("UPDATE job SET status = ?, begun = ? WHERE key = ?", (JobStatus.RUNNING, now, key))
-            self._end_if_done(key, now)
+            self._end_if_done(self.get(key), now)
         return self.get(key)
 
     # Running
@@ -194,63 +208,58 @@ class JobTable:
 
         A worker that was declared dead gets none, because nobody would requeue its claims.
         """
-        jobs = self._db.execute(
-            "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
-            " AND EXISTS (SELECT 1 FROM worker WHERE id = ?4) ORDER BY single DESC, key LIMIT ?3",
-            (tenant, JobStatus.RUNNING, count, worker),
-        ).fetchall()
         claims: list[Claim] = []
-        for (key,) in jobs:
-            rows = self._db.execute(
-                "SELECT item.n, fence + 1, custom_id, path, body FROM item JOIN ask USING (job, n)"
-                " WHERE job = ? AND state = 0 ORDER BY item.n LIMIT ?",
-                (key, count - len(claims)),
+        for key in self._claimable(worker, tenant, count):
+            rows = self._db.execute(_NEXT_ITEMS, (key, count - len(claims), bytes_max)).fetchall()
+            if not rows:
+                continue
+            self._db.execute(
+                "UPDATE item SET state = 1, fence = fence + 1, worker = ? WHERE job = ? AND state = 0 AND n >= ? AND n <= ?",
+                (worker, key, rows[0][0], rows[-1][0]),  # exactly these rows: none between them is queued
             )
-            taken: list[tuple[Any, ...]] = []
-            for row in rows:
-                taken.append(row)
-                bytes_max -= len(row[-1])
-                if bytes_max <= 0:
-                    break
-            rows.close()
-            self._db.executemany(
-                "UPDATE item SET state = 1, fence = ?, worker = ? WHERE job = ? AND n = ?",
-                [(fence, worker, key, n) for n, fence, *_ in taken],
-            )
-            self._move_count(key, ItemState.QUEUED, ItemState.CLAIMED, len(taken))
-            self._db.execute("UPDATE job SET begun = ? WHERE key = ? AND begun IS NULL", (now, key))
-            job = self.get(key)
-            claims += [Claim(job, *row) for row in taken]
+            job = self._count(key, ItemState.QUEUED, ItemState.CLAIMED, len(rows), begun=now)
+            claims += [Claim(job, *row) for row in rows]
+            bytes_max -= sum(len(row[-1]) for row in rows)
             if bytes_max <= 0 or len(claims) >= count:
                 break
         return claims
+
+    def _claimable(self, worker: int, tenant: str, count: int) -> list[int]:
+        """Return the next jobs of a tenant that have queued items, if the worker is alive."""
+        rows = self._db.execute(
+            f"{CLAIMABLE} AND EXISTS (SELECT 1 FROM worker WHERE id = ?4) {CLAIM_ORDER}",  # noqa: S608 - ours
+            (tenant, JobStatus.RUNNING, count, worker),
+        ).fetchall()
+        return [key for (key,) in rows]
 
     def finish(
         self, claim: Claim, state: ItemState, now: float, body: bytes | None = None, events: bytes | None = None
     ) -> Job | None:
         """End an item and store its result; return None if the claim is stale, that is, the worker no longer owns the item."""
+        self.lock((claim.job_key,))
         changed = self._db.execute(
             "UPDATE item SET state = ?, worker = NULL WHERE job = ? AND n = ? AND fence = ? AND state = 1",
             (state, claim.job_key, claim.n, claim.fence),
         ).rowcount
         if not changed:
             return None
-        self._move_count(claim.job_key, ItemState.CLAIMED, state, 1)
+        size = 0
         if body is not None:
             size = len(body) + len(events or b"")
             self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.job_key, claim.n, body, events))
-            self._db.execute("UPDATE job SET bytes = bytes + ? WHERE key = ?", (size, claim.job_key))
-        self._end_if_done(claim.job_key, now)
-        return self.get(claim.job_key)
+        return self._end_if_done(self._count(claim.job_key, ItemState.CLAIMED, state, 1, bytes=size), now)
 
     def give_back(self, claims: Iterable[Claim], now: float) -> None:
         """Requeue items that were claimed but not run."""
+        claims = list(claims)
+        self.lock(claim.job_key for claim in claims)
         for claim in claims:
             self._requeue(claim.job_key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
 
     def give_back_all(self, worker: int, now: float) -> None:
         """Requeue all items that a worker has claimed; items of a job that is being cancelled end instead."""
         keys = self._db.execute("SELECT DISTINCT job FROM item WHERE worker = ? AND state = 1", (worker,)).fetchall()
+        self.lock(key for (key,) in keys)
         for (key,) in keys:
             self._requeue(key, "worker = ? AND state = 1", (worker,), now)
 
@@ -261,6 +270,8 @@ class JobTable:
 
     def give_back_lost(self, items: Iterable[tuple[int, int, int]], now: float) -> None:
         """Requeue items whose worker does not know that it has claimed them."""
+        items = list(items)
+        self.lock(key for key, _, _ in items)
         for key, n, fence in items:
             self._requeue(key, "n = ? AND fence = ? AND state = 1", (n, fence), now)
 
@@ -272,12 +283,13 @@ class JobTable:
         keys = self._db.execute(
             "SELECT DISTINCT job, worker FROM item WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM worker WHERE id = item.worker)"
         ).fetchall()
+        self.lock(key for key, _ in keys)
         for key, worker in keys:
-            self._requeue(key, "worker IS ? AND state = 1", (worker,), now)
+            self._requeue(key, "coalesce(worker, 0) = coalesce(?, 0) AND state = 1", (worker,), now)
         return len(keys)
 
     def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
-        job = self.find_by_key(key)
+        job = self.find_by_key(key)  # the caller has locked it
         if job is None:  # it ended and was deleted since
             return
         state = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
@@ -285,8 +297,8 @@ class JobTable:
             f"UPDATE item SET state = ?, worker = NULL WHERE job = ? AND {where}",  # noqa: S608 - ours
             (state, key, *values),
         ).rowcount
-        self._move_count(key, ItemState.CLAIMED, state, changed)
-        self._end_if_done(key, now)
+        if changed:
+            self._end_if_done(self._count(key, ItemState.CLAIMED, state, changed), now)
 
     # Ending
 
@@ -295,19 +307,21 @@ class JobTable:
 
         Does nothing if the job is being cancelled already or has ended. Return None if it was deleted meanwhile.
         """
-        job = self.find_by_key(key)
+        job = self._locked(key)
         if job is None or job.status.ended or job.status is JobStatus.CANCELLING:
             return job
         changed = self._db.execute("UPDATE item SET state = ? WHERE job = ? AND state = 0", (cause.of_items, key)).rowcount
-        self._move_count(key, ItemState.QUEUED, cause.of_items, changed)
+        if changed:
+            self._count(key, ItemState.QUEUED, cause.of_items, changed)
         self._db.execute(
             "UPDATE job SET status = ?, cause = ?, cancelling = ? WHERE key = ?", (JobStatus.CANCELLING, cause, now, key)
         )
-        self._end_if_done(key, now)
-        return self.get(key)
+        return self._end_if_done(self.get(key), now)
 
     def touch(self, keys: Iterable[int]) -> None:
         """Record that clients have asked for these jobs, so that other processes renew the leases, too."""
+        keys = list(keys)
+        self.lock(keys)
         self._db.executemany("UPDATE job SET touched = touched + 1 WHERE key = ?", [(key,) for key in keys])
 
     def delete(self, key: int) -> None:
@@ -320,7 +334,8 @@ class JobTable:
         All other work waits for this transaction, so each call deletes little: of a large batch, some items at a time.
         """
         rows = self._db.execute(
-            "SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY ended LIMIT ?3",
+            f"SELECT key FROM job WHERE ended < ?1 AND {_given('tenant', 2)}"  # noqa: S608 - ours
+            f" ORDER BY ended LIMIT ?3{self._skip_locked}",
             (ended_before, tenant, _ROWS_PER_QUERY),
         ).fetchall()
         items_budget, bytes_budget, jobs = _PRUNED_ITEMS_MAX, _PRUNED_BYTES_MAX, 0
@@ -339,8 +354,8 @@ class JobTable:
     def _prune_items(self, key: int, count: int) -> tuple[int, int]:
         """Delete the last `count` items of a job with requests and results; return how many, and their bytes."""
         rows = self._db.execute(
-            "SELECT item.n, ifnull(length(ask.body), 0) + ifnull(length(answer.body), 0) + ifnull(length(events), 0) FROM item"
-            " LEFT JOIN ask USING (job, n) LEFT JOIN answer USING (job, n) WHERE job = ? ORDER BY item.n DESC LIMIT ?",
+            "SELECT item.n, coalesce(length(ask.body), 0) + coalesce(length(answer.body), 0) + coalesce(length(events), 0)"
+            " FROM item LEFT JOIN ask USING (job, n) LEFT JOIN answer USING (job, n) WHERE job = ? ORDER BY n DESC LIMIT ?",
             (key, count),
         ).fetchall()
         if rows:
@@ -350,19 +365,26 @@ class JobTable:
 
     # Counting
 
-    def _move_count(self, key: int, from_: ItemState, to: ItemState, count: int) -> None:
-        if count and from_ is not to:
-            source, target = _STATE_COLUMNS[from_], _STATE_COLUMNS[to]
-            self._db.execute(f"UPDATE job SET {source} = {source} - ?1, {target} = {target} + ?1 WHERE key = ?2", (count, key))  # noqa: S608
+    def _count(
+        self, key: int, from_: ItemState, to: ItemState, count: int, *, bytes: int = 0, begun: float | None = None
+    ) -> Job:
+        """Count items of a job that went from one state to another; return the job."""
+        source, target = _STATE_COLUMNS[from_], _STATE_COLUMNS[to]
+        (row,) = self._db.execute(
+            f"UPDATE job SET {source} = {source} - ?1, {target} = {target} + ?1, bytes = bytes + ?2,"  # noqa: S608 - ours
+            f" begun = coalesce(begun, ?3) WHERE key = ?4 RETURNING {JOB_COLUMNS}",
+            (count, bytes, begun, key),
+        ).fetchall()
+        return Job.from_row(row)
 
-    def _end_if_done(self, key: int, now: float) -> None:
-        job = self.get(key)
+    def _end_if_done(self, job: Job, now: float) -> Job:
         end = outcome(job.kind, job.status, job.cause, job.tally)
         if end is None:
-            return
-        self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, key))
+            return job
+        self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, job.key))
         if job.kind is Kind.BATCH:
             self._add_result_files(job, now)
+        return self.get(job.key)
 
     def _add_result_files(self, job: Job, now: float) -> None:
         """Create the output and error files of a batch; they are views of its items' results."""
@@ -374,6 +396,17 @@ class JobTable:
                     "INSERT INTO file (id, tenant, purpose, filename, created, ready, job) VALUES (?, ?, ?, ?, ?, 1, ?)",
                     (id, job.tenant, "batch_output", f"{job.id}_{part}.jsonl", now, job.key),
                 )
+
+    # Locks: needed where several processes write at a time, which SQLite does not allow
+
+    _skip_locked = ""  # ends a query whose rows are about to be changed, unless another process has them
+
+    def lock(self, keys: Iterable[int]) -> None:
+        """Keep other processes from changing these jobs and their items until the transaction ends."""
+
+    def _locked(self, key: int) -> Job | None:
+        self.lock((key,))
+        return self.find_by_key(key)
 
     def _select_one(self, where: str, *values: Any) -> Job | None:
         row = self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values).fetchone()  # noqa: S608 - ours

@@ -6,8 +6,9 @@ have done since: its results carry an old fence, and the store refuses them.
 
 from __future__ import annotations
 
-import sqlite3
 from typing import NamedTuple
+
+from hangup.gateway.store.worker_thread import Connection
 
 
 class Worker(NamedTuple):
@@ -22,13 +23,12 @@ class Worker(NamedTuple):
 class WorkerTable:
     """The table `worker`."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Connection) -> None:
         self._db = db
 
     def register(self, host: str, process: str) -> int:
-        id = self._db.execute("INSERT INTO worker (host, process) VALUES (?, ?)", (host, process)).lastrowid
-        assert id is not None
-        return id
+        rows = self._db.execute("INSERT INTO worker (host, process) VALUES (?, ?) RETURNING id", (host, process)).fetchall()
+        return int(rows[0][0])
 
     def record_heartbeat(self, id: int) -> bool:
         """Record a heartbeat; return False if another worker has declared this one dead."""
@@ -39,3 +39,4 @@ class WorkerTable:
 
     def remove(self, id: int) -> None:
         self._db.execute("DELETE FROM worker WHERE id = ?", (id,))
+        self._db.execute("DELETE FROM follower WHERE worker = ?", (id,))

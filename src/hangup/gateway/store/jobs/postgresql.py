@@ -1,0 +1,218 @@
+"""The job store on PostgreSQL: the schema, and what several gateways that write at a time need.
+
+The statements are those of SQLite (`table`). There, one writing transaction runs at a time; here, the row of a job is the lock
+of all that belongs to the job. To keep gateways from waiting for each other in a circle, a transaction takes its locks in this
+order: rows of `worker`, then of `job` by key, then `clock`. Grouped work waits for none: it only inserts new rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hangup.core.jobs import JobStatus
+from hangup.gateway.store.jobs.files import FileTable
+from hangup.gateway.store.jobs.rows import Job, Used
+from hangup.gateway.store.jobs.table import CLAIM_ORDER, CLAIMABLE, JobTable
+from hangup.gateway.store.postgresql import PostgresConnection
+
+# Usage is counted per slot of a connection and summed when it is read, so that no gateway waits for another's row.
+# `changed` is the transaction of the last change. Numbers from a sequence would not do: a lower one may be committed later.
+_FIRST = """
+CREATE TABLE job (
+    key BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    status TEXT NOT NULL,
+    cause TEXT NOT NULL DEFAULT '',
+    single INT NOT NULL,
+    created DOUBLE PRECISION NOT NULL,
+    begun DOUBLE PRECISION,
+    cancelling DOUBLE PRECISION,
+    ended DOUBLE PRECISION,
+    expires DOUBLE PRECISION,
+    lease_s DOUBLE PRECISION,
+    touched BIGINT NOT NULL DEFAULT 0,
+    worker BIGINT,
+    queued BIGINT NOT NULL DEFAULT 0,
+    claimed BIGINT NOT NULL DEFAULT 0,
+    succeeded BIGINT NOT NULL DEFAULT 0,
+    errored BIGINT NOT NULL DEFAULT 0,
+    cancelled BIGINT NOT NULL DEFAULT 0,
+    expired BIGINT NOT NULL DEFAULT 0,
+    bytes BIGINT NOT NULL DEFAULT 0,
+    about BYTEA NOT NULL,
+    changed BIGINT NOT NULL,
+    changed_by BIGINT NOT NULL
+);
+CREATE INDEX job_claimable ON job (tenant, single DESC, key) WHERE ended IS NULL AND queued > 0;
+CREATE INDEX job_active ON job (key) WHERE ended IS NULL;
+CREATE INDEX job_of_tenant ON job (tenant, kind, key);
+CREATE INDEX job_by_change ON job (changed);
+CREATE INDEX job_by_end ON job (ended) WHERE ended IS NOT NULL;
+CREATE TABLE item (
+    job BIGINT NOT NULL REFERENCES job ON DELETE CASCADE,
+    n BIGINT NOT NULL,
+    state INT NOT NULL DEFAULT 0,
+    fence BIGINT NOT NULL DEFAULT 0,
+    worker BIGINT,
+    custom_id TEXT NOT NULL,
+    PRIMARY KEY (job, n)
+);
+CREATE INDEX item_queued ON item (job, n) WHERE state = 0;
+CREATE INDEX item_claimed ON item (worker) WHERE state = 1;
+CREATE TABLE ask (
+    job BIGINT NOT NULL REFERENCES job ON DELETE CASCADE,
+    n BIGINT NOT NULL,
+    path TEXT NOT NULL,
+    body BYTEA NOT NULL,
+    PRIMARY KEY (job, n)
+);
+CREATE TABLE answer (
+    job BIGINT NOT NULL REFERENCES job ON DELETE CASCADE,
+    n BIGINT NOT NULL,
+    body BYTEA NOT NULL,
+    events BYTEA,
+    PRIMARY KEY (job, n)
+);
+CREATE TABLE file (
+    key BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    created DOUBLE PRECISION NOT NULL,
+    expires DOUBLE PRECISION,
+    bytes BIGINT,
+    ready INT NOT NULL DEFAULT 0,
+    job BIGINT REFERENCES job ON DELETE CASCADE
+);
+CREATE INDEX file_of_tenant ON file (tenant, key);
+CREATE INDEX file_of_job ON file (job) WHERE job IS NOT NULL;
+CREATE INDEX file_by_age ON file (created);
+CREATE INDEX file_by_expiry ON file (expires) WHERE expires IS NOT NULL;
+CREATE TABLE part (
+    file BIGINT NOT NULL REFERENCES file ON DELETE CASCADE,
+    n BIGINT NOT NULL,
+    data BYTEA NOT NULL,
+    PRIMARY KEY (file, n)
+);
+CREATE TABLE worker (
+    id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    host TEXT NOT NULL,
+    process TEXT NOT NULL,
+    beats BIGINT NOT NULL DEFAULT 0
+);
+CREATE TABLE follower (job BIGINT NOT NULL, worker BIGINT NOT NULL, PRIMARY KEY (job, worker));
+CREATE TABLE event (
+    job BIGINT NOT NULL REFERENCES job ON DELETE CASCADE,
+    first BIGINT NOT NULL,
+    data BYTEA NOT NULL,
+    PRIMARY KEY (job, first)
+);
+CREATE TABLE clock (seen DOUBLE PRECISION NOT NULL);
+INSERT INTO clock VALUES (0);
+CREATE TABLE used (
+    tenant TEXT NOT NULL,
+    slot INT NOT NULL,
+    jobs BIGINT NOT NULL,
+    items BIGINT NOT NULL,
+    bytes BIGINT NOT NULL,
+    PRIMARY KEY (tenant, slot)
+);
+
+CREATE FUNCTION add_use(the_tenant TEXT, more_jobs BIGINT, more_items BIGINT, more_bytes BIGINT) RETURNS void LANGUAGE sql AS $$
+    INSERT INTO hangup.used
+    VALUES (the_tenant, coalesce(nullif(current_setting('hangup.slot', true), ''), '0')::int, more_jobs, more_items, more_bytes)
+    ON CONFLICT (tenant, slot) DO UPDATE SET
+        jobs = used.jobs + excluded.jobs, items = used.items + excluded.items, bytes = used.bytes + excluded.bytes
+$$;
+
+CREATE FUNCTION note_job() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    NEW.changed := pg_current_xact_id()::text::bigint;
+    NEW.changed_by := coalesce(nullif(current_setting('hangup.connection', true), ''), '0')::bigint;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER job_noted_first BEFORE INSERT ON job FOR EACH ROW EXECUTE FUNCTION note_job();
+CREATE TRIGGER job_noted BEFORE UPDATE OF status, ended, touched, worker, queued, claimed ON job
+    FOR EACH ROW EXECUTE FUNCTION note_job();
+
+CREATE FUNCTION count_job() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF TG_OP = 'INSERT' THEN
+        PERFORM hangup.add_use(NEW.tenant, (NEW.ended IS NULL)::int, NEW.queued + NEW.claimed, NEW.bytes);
+    ELSIF TG_OP = 'DELETE' THEN
+        PERFORM hangup.add_use(OLD.tenant, -(OLD.ended IS NULL)::int, -OLD.queued - OLD.claimed, -OLD.bytes);
+    ELSE
+        PERFORM hangup.add_use(NEW.tenant, (NEW.ended IS NULL)::int - (OLD.ended IS NULL)::int,
+            NEW.queued + NEW.claimed - OLD.queued - OLD.claimed, NEW.bytes - OLD.bytes);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER job_counted_first AFTER INSERT OR DELETE ON job FOR EACH ROW EXECUTE FUNCTION count_job();
+CREATE TRIGGER job_counted AFTER UPDATE OF ended, queued, claimed, bytes ON job FOR EACH ROW
+    WHEN ((NEW.ended IS NULL, NEW.queued + NEW.claimed, NEW.bytes) <> (OLD.ended IS NULL, OLD.queued + OLD.claimed, OLD.bytes))
+    EXECUTE FUNCTION count_job();
+
+CREATE FUNCTION count_file() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF TG_OP = 'INSERT' THEN
+        PERFORM hangup.add_use(NEW.tenant, 0, 0, NEW.bytes);
+    ELSIF TG_OP = 'DELETE' THEN
+        PERFORM hangup.add_use(OLD.tenant, 0, 0, -OLD.bytes);
+    ELSE
+        PERFORM hangup.add_use(NEW.tenant, 0, 0, NEW.bytes - OLD.bytes);
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER file_counted_first AFTER INSERT ON file FOR EACH ROW WHEN (NEW.job IS NULL) EXECUTE FUNCTION count_file();
+CREATE TRIGGER file_counted AFTER UPDATE OF bytes ON file FOR EACH ROW WHEN (NEW.job IS NULL) EXECUTE FUNCTION count_file();
+CREATE TRIGGER file_counted_last AFTER DELETE ON file FOR EACH ROW WHEN (OLD.job IS NULL) EXECUTE FUNCTION count_file();
+"""
+
+MIGRATIONS = (_FIRST,)
+
+
+class PostgresJobTable(JobTable):
+    """The tables `job`, `item`, `ask` and `answer`."""
+
+    _skip_locked = " FOR UPDATE SKIP LOCKED"
+
+    def __init__(self, db: PostgresConnection) -> None:
+        super().__init__(db)
+        self._connection = db
+        self._version = 0
+
+    def lock(self, keys: Iterable[int]) -> None:
+        ordered = sorted(set(keys))
+        if ordered:
+            self._db.execute("SELECT key FROM job WHERE key = ANY(?) ORDER BY key FOR UPDATE", (ordered,))
+
+    def version(self) -> int:
+        """Return another number each time: to read the changes costs no more than to ask whether there are some."""
+        self._version += 1
+        return self._version
+
+    def changes(self, since: int | None) -> tuple[int, list[Job]]:
+        """See `JobTable`. Transactions before the returned one have ended; later ones are read the next time, perhaps again."""
+        (oldest,) = self._db.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint").fetchone()
+        if since is None:
+            return oldest, self.active()
+        return oldest, self._select("changed >= ? AND changed_by <> ? ORDER BY key", since, self._connection.number)
+
+    def used(self, tenant: str) -> Used:
+        sums = ", ".join(f"coalesce(sum({column}), 0)::bigint" for column in Used._fields)
+        return Used(*self._db.execute(f"SELECT {sums} FROM used WHERE tenant = ?", (tenant,)).fetchone())  # noqa: S608 - ours
+
+    def _claimable(self, worker: int, tenant: str, count: int) -> list[int]:
+        """Return jobs that no other gateway changes at the moment; wait for one if there is no other."""
+        if self._db.execute("SELECT id FROM worker WHERE id = ? FOR SHARE", (worker,)).fetchone() is None:
+            return []
+        query = f"{CLAIMABLE} {CLAIM_ORDER}"
+        rows = self._db.execute(f"{query}{self._skip_locked}", (tenant, JobStatus.RUNNING, count)).fetchall()
+        rows = rows or self._db.execute(f"{query} FOR UPDATE", (tenant, JobStatus.RUNNING, 1)).fetchall()
+        return [key for (key,) in rows]
+
+
+class PostgresFileTable(FileTable):
+    """The tables `file` and `part`."""
+
+    _skip_locked = " FOR UPDATE SKIP LOCKED"

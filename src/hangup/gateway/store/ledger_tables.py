@@ -1,0 +1,171 @@
+"""The ledger's tables: in a SQLite file of one gateway, or on a PostgreSQL server for several."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Protocol
+
+from hangup.core.account import Account
+from hangup.errors import HangupError, LedgerBusy
+from hangup.gateway.store.database import closed_on_error, file_identity, is_lock
+from hangup.gateway.store.postgresql import PostgresConnection
+from hangup.gateway.store.worker_thread import Connection, StoreFailed
+
+GROUPS = ("tenant", "model", "backend", "cause")
+SUMS = tuple(field.name for field in fields(Account))
+COUNT_TABLES = ("computed", "uncounted")  # tokens reported by engines, and lost with an engine before its report
+_VERSION = 1
+_OPEN_BUSY_S, _BUSY_S = 5.0, 2.0  # how long to wait while another process holds the file's lock, at the start and later
+USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+_DELETING = 0x68616E69  # advisory lock: one gateway at a time deletes what is old
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS spent (
+    minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
+    {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in SUMS)},
+    PRIMARY KEY (minute, {", ".join(GROUPS)})
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS computed (
+    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (minute, backend)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uncounted (
+    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (minute, backend)
+) WITHOUT ROWID;
+"""
+
+
+def _server_migrations() -> tuple[str, ...]:
+    """Return the schema of a server. A new field of `Account` needs a new migration."""
+    text = _SCHEMA.replace("IF NOT EXISTS ", "").replace(" WITHOUT ROWID", "")
+    return (text.replace("INTEGER", "BIGINT").replace("REAL", "DOUBLE PRECISION"),)
+
+
+class LedgerTables(Protocol):
+    """Where the ledger's rows are. Used by one thread at a time."""
+
+    path: str
+
+    def transaction(self) -> contextlib.AbstractContextManager[Connection]:
+        """Commit what is done inside, or nothing of it."""
+
+    def recover(self) -> bool:
+        """Make the tables usable after a failure; return whether they are new ones."""
+
+    def used_bytes(self, db: Connection) -> int: ...
+
+    def lock_for_deletion(self, db: Connection) -> None:
+        """Keep others from deleting rows until the transaction ends."""
+
+    def close(self) -> None: ...
+
+
+class LedgerFile:
+    """A SQLite file. An empty `path` means in memory: the data dies with the process."""
+
+    def __init__(self, path: str, wal_bytes_max: int) -> None:
+        self.path = str(Path(path).expanduser()) if path else ""
+        self._wal_bytes_max = wal_bytes_max
+        self.db = open_file(path, wal_bytes_max, _OPEN_BUSY_S)
+        self._identity = file_identity(self.path)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        self._roll_back()
+        with self.db:
+            yield self.db
+
+    def recover(self) -> bool:
+        """Roll back an open transaction and reopen a deleted file.
+
+        Otherwise accounts would be booked twice, or written to a file that nobody can read.
+        """
+        self._roll_back()
+        if file_identity(self.path) == self._identity:
+            return False
+        opened = open_file(self.path, self._wal_bytes_max)
+        self.db.close()
+        self.db, self._identity = opened, file_identity(self.path)
+        return True
+
+    def _roll_back(self) -> None:
+        """Drop a transaction that an earlier failure left open: a commit of other work would write it as well."""
+        if self.db.in_transaction:
+            self.db.rollback()
+
+    def used_bytes(self, db: Connection) -> int:
+        return int(db.execute(USED_BYTES).fetchone()[0])
+
+    def lock_for_deletion(self, db: Connection) -> None: ...
+
+    def close(self) -> None:
+        self.db.close()
+
+
+class LedgerServer:
+    """Tables on a PostgreSQL server. Several gateways add to the same rows, in the same order, so none waits in a circle."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = PostgresConnection(url, "ledger", _server_migrations())
+        self.path = self._connection.address
+        with contextlib.suppress(StoreFailed):  # not reachable now: calls are booked in memory until it is
+            self._connection.connect()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        try:
+            with self._connection.transaction():
+                yield self._connection
+        except (StoreFailed, self._connection.psycopg.Error) as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise LedgerBusy(f"the ledger cannot be used: {lines[0]}") from None
+
+    def recover(self) -> bool:
+        return False
+
+    def used_bytes(self, db: Connection) -> int:
+        """Return the size of the rows; the server keeps the room of deleted ones for others."""
+        return int(db.execute("SELECT coalesce(sum(pg_column_size(spent.*)), 0)::bigint FROM spent").fetchone()[0])
+
+    def lock_for_deletion(self, db: Connection) -> None:
+        db.execute("SELECT pg_advisory_xact_lock(?)", (_DELETING,))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def open_file(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3.Connection:
+    """Open the file; wait up to `busy_s` for the lock of another process, and up to `_BUSY_S` for each later one."""
+    try:
+        if path:
+            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
+        target = str(Path(path).expanduser()) if path else ":memory:"
+        db = sqlite3.connect(target, check_same_thread=False, timeout=busy_s)
+        with closed_on_error(db):
+            _prepare(db, path, wal_bytes_max)
+            db.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
+    except (OSError, sqlite3.Error) as error:
+        kind = LedgerBusy if is_lock(error) else HangupError
+        raise kind(f"cannot use the ledger {path}: {error}") from None
+    return db
+
+
+def _prepare(db: sqlite3.Connection, path: str, wal_bytes_max: int) -> None:
+    """Create what the file lacks; raise if another version of hangup wrote it."""
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
+    db.execute("PRAGMA synchronous = NORMAL")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
+    db.executescript(_SCHEMA)
+    known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
+    for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
+        if name not in known:
+            db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
+    db.execute(f"PRAGMA user_version = {_VERSION}")

@@ -1,0 +1,295 @@
+"""Jobs on PostgreSQL: what differs from a file. The suites of the store and of several gateways run on both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+import httpx
+import pytest
+
+from hangup.core import reasons
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
+from hangup.errors import HangupError
+from hangup.gateway.store import postgresql
+from hangup.gateway.store.jobs import Claim, Job, JobStore, NewItem
+from hangup.gateway.store.postgresql import without_password
+from hangup.gateway.store.worker_thread import StoreFailed
+from support.job_registry import CALL, FakeGateway, answered, open_registry
+from support.jobs import start_job, wait_job
+from support.postgresql import LOCKED_USER, PostgresServer, postgres_server
+from support.processes import Gateway, Process, StandIn
+from support.waiting import soon, wait_until
+
+NOBODY_LISTENS = "postgresql://hangup:secret@127.0.0.1:1/jobs"
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """This process's server; running again after the test, whatever the test did to it."""
+    server = postgres_server()
+    yield server
+    if not server.running:
+        server.start()
+
+
+@contextlib.asynccontextmanager
+async def opened(*urls: str) -> AsyncIterator[list[JobStore]]:
+    stores = [JobStore(url) for url in urls]
+    try:
+        yield stores
+    finally:
+        for store in stores:
+            await asyncio.to_thread(store.close)
+
+
+def refusal_of(url: str) -> str:
+    with pytest.raises(HangupError) as raised:
+        JobStore(url)
+    return ("later: " if isinstance(raised.value, StoreFailed) else "never: ") + str(raised.value)
+
+
+class TestOpening:
+    """What cannot be used is said in one line; `later` is tried again while live calls are served."""
+
+    def test_nobody_listens(self) -> None:
+        text = refusal_of(NOBODY_LISTENS)
+        assert text.startswith("later: cannot use postgresql://hangup:***@127.0.0.1:1/jobs: ") and "refused" in text
+        assert "\n" not in text and "secret" not in text
+
+    def test_wrong_password(self, server: PostgresServer) -> None:
+        server.execute(f"DROP ROLE IF EXISTS {LOCKED_USER}; CREATE ROLE {LOCKED_USER} LOGIN PASSWORD 'right'")
+        text = refusal_of(f"postgresql://{LOCKED_USER}:wrong@127.0.0.1:{server.port}/postgres")
+        assert text.startswith("never: ") and "password authentication failed" in text and "\n" not in text
+        assert "wrong" not in text
+
+    def test_no_such_database(self, server: PostgresServer) -> None:
+        text = refusal_of(server.url("nowhere"))
+        assert text.startswith("never: ") and '"nowhere" does not exist' in text and "\n" not in text
+
+    def test_a_user_who_may_not_create_tables(self, server: PostgresServer) -> None:
+        server.execute("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
+        name = server.new_database().rpartition("/")[2]
+        text = refusal_of(server.url(name, "guest"))
+        assert text.startswith("never: ") and "permission denied" in text and "\n" not in text
+
+    def test_an_old_server(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(postgresql, "_OLDEST", 99)
+        text = refusal_of(server.url("postgres"))
+        assert text.startswith("never: ") and text.endswith("is too old; hangup needs 99 or newer")
+
+    def test_a_schema_from_the_future_is_left_alone(self, server: PostgresServer) -> None:
+        url = server.new_database()
+        JobStore(url).close()
+        name = url.rpartition("/")[2]
+        server.execute("UPDATE hangup.version SET version = 99", name)
+        text = refusal_of(url)
+        assert text.startswith("never: ") and "newer version of hangup (jobs: schema 99, here 1)" in text
+
+    def test_without_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "psycopg", None)
+        assert refusal_of(NOBODY_LISTENS) == "never: PostgreSQL needs the client psycopg: pip install 'hangup[postgresql]'"
+
+    def test_no_password_in_any_form_of_address(self) -> None:
+        assert without_password("postgresql://u:p%40s@h/d") == "postgresql://u:***@h/d"
+        assert without_password("postgresql://h/d?user=u&password=p&x=1") == "postgresql://h/d?user=u&password=***&x=1"
+        assert without_password("postgresql://u@h:5432/d") == "postgresql://u@h:5432/d"
+
+    def test_many_at_once(self, server: PostgresServer) -> None:
+        """Gateways that start together on an empty database: one creates the tables, none fails."""
+
+        async def run() -> None:
+            url = server.new_database()
+            stores = await asyncio.gather(*(asyncio.to_thread(JobStore, url) for _ in range(4)))
+            slots = {store._database.db.slot for store in stores}  # type: ignore[union-attr]
+            assert len(slots) == 4, "each counts usage in its own rows"
+            for store in stores:
+                await asyncio.to_thread(store.close)
+
+        asyncio.run(run())
+
+
+def test_a_gateway_with_a_wrong_address_says_so_and_ends(server: PostgresServer) -> None:
+    flags = ("--port", "0", "--upstream", "http://127.0.0.1:9", "--jobs", server.url("nowhere"))
+    with Process("serve", *flags) as process:
+        process.find_line('cannot use postgresql://.*database "nowhere" does not exist')
+        assert process.wait() != 0
+
+
+def test_a_gateway_whose_server_is_down_serves_and_opens_its_jobs_later(server: PostgresServer) -> None:
+    url = server.new_database()
+    server.stop()
+    with StandIn() as engine, Gateway(engine.url, jobs=url) as gateway:
+        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+        assert httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        assert httpx.get(f"{gateway.url}/v1/batches", timeout=60).status_code == 503
+        server.start()
+        wait_until(lambda: any(row["event"] == "job_store_opened" for row in gateway.log()), what="its jobs")
+        id = start_job(gateway.url, max_tokens=2)["id"]
+        assert wait_job(gateway.url, id)["status"] == "completed"
+
+
+class TestServerGoes:
+    def test_results_and_cancels_wait_and_engines_stop_at_once(self, server: PostgresServer) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore(server.new_database())
+            async with open_registry(store, host) as registry:
+                done = await registry.submit("job_a", Kind.CALL, "ann", CALL, [NewItem("", "/", b"{}")], lease_s=600)
+                gone = await registry.submit("job_b", Kind.CALL, "ann", CALL, [NewItem("", "/", b"{}")], lease_s=600)
+                await soon(lambda: len(host.items) == 2)
+                await asyncio.to_thread(server.stop)
+                answered(next(item for item in host.items if item.claim.job_id == "job_a"))
+                with contextlib.suppress(StoreFailed):
+                    await registry.cancel(gone, Cause.CANCELLED)
+                stopped = next(item for item in host.items if item.claim.job_id == "job_b")
+                assert stopped.stopping is reasons.JOB_CANCELLED, "it does not wait for the store"
+                await soon(lambda: "job_store_failed" in host.events)
+                assert registry.runner.writer.held_bytes > 0
+                await asyncio.to_thread(server.start)
+                await soon(lambda: "job_store_recovered" in host.events)
+                await soon(lambda: not registry.active_jobs())
+                statuses = await store.do(lambda: [store.jobs.get(job.key).status for job in (done, gone)])
+                assert statuses == [JobStatus.COMPLETED, JobStatus.CANCELLED] and not host.faults
+
+        asyncio.run(run())
+
+    def test_a_crash_loses_nothing_that_was_acknowledged(self, server: PostgresServer) -> None:
+        async def run() -> None:
+            async with opened(server.new_database()) as (store,):
+                job = await store.do(lambda: submitted(store, "job_a"), grouped=True)
+                await asyncio.to_thread(partial(server.stop, crash=True))
+                with pytest.raises(StoreFailed):
+                    await store.do(store.jobs.active)
+                await asyncio.to_thread(server.start)
+                assert [found.key for found in await store.do(store.jobs.active)] == [job.key]
+
+        asyncio.run(run())
+
+
+def submitted(store: JobStore, id: str, count: int = 1) -> Job:
+    items = [NewItem(f"c{n}", "/", b"{}") for n in range(count)]
+    return store.jobs.submit(id, Kind.BATCH if count > 1 else Kind.CALL, "ann", 1.0, {}, items)
+
+
+class TestTogether:
+    def test_what_one_piece_of_work_breaks_the_others_keep(self, server: PostgresServer) -> None:
+        async def run() -> None:
+            async with opened(server.new_database()) as (store,):
+
+                def broken() -> None:
+                    submitted(store, "job_x")
+                    raise ValueError("of its own")
+
+                work = [lambda: submitted(store, "job_a"), broken, lambda: submitted(store, "job_b")]
+                results = await asyncio.gather(*(store.do(piece, grouped=True) for piece in work), return_exceptions=True)
+                assert isinstance(results[1], ValueError)
+                assert [job.id for job in await store.do(store.jobs.active)] == ["job_a", "job_b"]
+                assert (await store.do(lambda: store.jobs.used("ann"))).jobs == 2
+
+        asyncio.run(run())
+
+    def test_several_gateways_end_each_item_once_and_wait_for_none_in_a_circle(self, server: PostgresServer) -> None:
+        """Three stores claim, finish, give back, touch and cancel items of the same jobs; no transaction may fail."""
+
+        async def run() -> None:
+            url = server.new_database()
+            ended: Counter[tuple[int, int]] = Counter()
+            async with opened(url, url, url) as stores:
+                jobs = [await stores[0].do(lambda n=n: submitted(stores[0], f"b{n}", 40)) for n in range(6)]  # type: ignore[misc]
+                keys = [job.key for job in jobs]
+
+                async def work(store: JobStore, number: int) -> None:
+                    worker = await store.do(lambda: store.workers.register("h", str(number)))
+                    while claims := await store.do(lambda: store.jobs.claim(worker, "ann", 7, 1 << 20, 2.0)):
+                        back, done = claims[:1] if number else [], claims[1:] if number else claims
+                        written = await store.do(lambda claims=claims, b=back, d=done: write(store, keys, b, d))  # type: ignore[misc]
+                        ended.update((claim.job_key, claim.n) for claim, ok in zip(done, written, strict=True) if ok)
+                        await store.do(lambda: store.jobs.touch(reversed(keys)))
+
+                await asyncio.gather(*(work(store, n) for n, store in enumerate(stores)))
+                await stores[0].do(lambda: finish_rest(stores[0]))
+                found = await stores[0].do(lambda: [stores[0].jobs.get(key) for key in keys])
+                used = await stores[0].do(lambda: stores[0].jobs.used("ann"))
+            assert [job.status for job in found[:-1]] == [JobStatus.COMPLETED] * 5
+            assert set(ended.values()) == {1} and len(ended) >= 5 * 30
+            assert (used.jobs, used.items) == (0, 0)
+
+        def write(store: JobStore, keys: list[int], back: list[Claim], done: list[Claim]) -> list[bool]:
+            store.jobs.lock({*keys[-1:], *(claim.job_key for claim in (*back, *done))})
+            if len(done) % 2:
+                store.jobs.cancel(keys[-1], Cause.CANCELLED, 3.0)
+            store.jobs.give_back(back, 3.0)
+            return [store.jobs.finish(claim, ItemState.SUCCEEDED, 3.0, b"{}") is not None for claim in done]
+
+        def finish_rest(store: JobStore) -> None:
+            worker = store.workers.register("h", "last")
+            while claims := store.jobs.claim(worker, "ann", 100, 1 << 20, 4.0):
+                for claim in claims:
+                    store.jobs.finish(claim, ItemState.SUCCEEDED, 4.0, b"{}")
+
+        asyncio.run(run())
+
+    def test_a_gateway_that_freezes_in_a_transaction_is_cut_off(
+        self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(postgresql, "_SESSION", postgresql._SESSION.replace("10s", "1s"))
+
+        async def run() -> None:
+            url = server.new_database()
+            async with opened(url, url) as (frozen, other):
+                job = await other.do(lambda: submitted(other, "job_a"))
+                holding = asyncio.create_task(frozen.do(lambda: (frozen.jobs.lock([job.key]), time.sleep(4))))
+                await asyncio.sleep(0.2)
+                cancelled = None
+                while cancelled is None:
+                    with contextlib.suppress(StoreFailed):  # it waits for the row for a second at most
+                        cancelled = await other.do(lambda: other.jobs.cancel(job.key, Cause.CANCELLED, 2.0))
+                assert cancelled.status is JobStatus.CANCELLED and not holding.done()
+                with pytest.raises(StoreFailed):
+                    await holding
+                assert await frozen.do(frozen.jobs.active) == [], "and it goes on with a new connection"
+
+        asyncio.run(run())
+
+
+def test_changes_of_a_transaction_that_ends_late_are_not_missed(server: PostgresServer) -> None:
+    """A change may become visible after a later one: numbers in the order of their assignment would skip it."""
+
+    async def run() -> None:
+        url = server.new_database()
+        async with opened(url, url, url) as (early, late, reader):
+            first = await early.do(lambda: submitted(early, "job_a"))
+            since, _ = await reader.do(lambda: reader.jobs.changes(None))
+            may_end = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def slowly() -> None:
+                early.jobs.touch([first.key])
+                asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(60)
+
+            open_transaction = asyncio.create_task(early.do(slowly))
+            await asyncio.sleep(0.1)
+            await late.do(lambda: submitted(late, "job_b"))
+            since, jobs = await reader.do(lambda: reader.jobs.changes(since))
+            assert [job.id for job in jobs] == ["job_b"]
+            may_end.set()
+            await open_transaction
+            _, jobs = await reader.do(lambda: reader.jobs.changes(since))
+            assert "job_a" in [job.id for job in jobs]
+            _, own = await early.do(lambda: early.jobs.changes(0))
+            assert [job.id for job in own] == ["job_b"], "nobody reads its own changes"
+
+    asyncio.run(run())
+
+
+def test_the_log_holds_no_password(server: PostgresServer) -> None:
+    url = NOBODY_LISTENS
+    with StandIn() as engine, Gateway(engine.url, jobs=url) as gateway:
+        wait_until(lambda: any(row["event"] == "jobs_disabled" for row in gateway.log()), what="the reason")
+        assert "secret" not in json.dumps(gateway.log())
