@@ -87,7 +87,8 @@ ANY_AT_THE_EDGE = {  # where a value comes from outside, or a library has no typ
     "src/hangup/gateway/jobs/responses.py",  # JSON
     "src/hangup/gateway/otlp.py",  # protobuf
     "src/hangup/gateway/relay/events.py",  # JSON
-    "src/hangup/gateway/store/database.py",  # one queue for work with results of any type
+    "src/hangup/gateway/store/postgresql.py",  # rows of PostgreSQL, and a client that may be missing
+    "src/hangup/gateway/store/worker_thread.py",  # one queue for work with results of any type, and rows of any
     "src/hangup/gateway/store/jobs/rows.py",  # rows of SQLite
     "src/hangup/gateway/store/jobs/table.py",  # rows of SQLite
 }

@@ -65,6 +65,11 @@ class Submitter(threading.Thread):
                     self.calls[start_job(self.url, lease_s=3600, model=model, max_tokens=3)["id"]] = model
 
 
+def close_all(gateways: list[Gateway]) -> None:
+    for gateway in gateways:
+        gateway.close()
+
+
 def all_end_well(url: str, batches: dict[str, str], calls: dict[str, str]) -> None:
     """Each acknowledged item has ended, with its own result, in order."""
     sdk = client(url)
@@ -125,7 +130,7 @@ class TestKilled:
         database = server.new_database()
         with contextlib.ExitStack() as closing:
             gateways = [serve(engine, tmp_path, jobs=database, ledger=database) for _ in range(2)]
-            closing.callback(lambda: [gateway.close() for gateway in gateways])
+            closing.callback(close_all, gateways)
             for round in range(KILLS_ON_SERVER):
                 submitters = [Submitter(gateway.url, 2 * round + n, batches, calls) for n, gateway in enumerate(gateways)]
                 for submitter in submitters:
@@ -237,7 +242,7 @@ class TestTwoOnOneStore:
         engine.behave(token_s=0.01)
         with contextlib.ExitStack() as closing:
             gateways = [serve(engine, tmp_path, jobs=store_path) for _ in range(2)]
-            closing.callback(lambda: [gateway.close() for gateway in gateways])
+            closing.callback(close_all, gateways)
             count = 400
             id = start_batch(client(gateways[0].url), [line(f"r{n}") for n in range(count)])
             wait_until(lambda: engine.stats()["running"] > 0, what="running items")

@@ -13,6 +13,7 @@ from hangup.core.jobs import Cause, JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.jobs.batches import Batches
 from hangup.gateway.jobs.files import Gone, parts
+from hangup.gateway.store.database import Database
 from hangup.gateway.store.jobs import JobStore, NewItem
 from support.job_registry import BATCH, FakeGateway, answered, items, open_registry
 from support.jobs import client, line, start_batch, upload, wait_batch
@@ -85,10 +86,12 @@ class TestPrune:
             job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [NewItem(f"c{k}", "/", b"x" * 100) for k in range(2500)])
             jobs.cancel(job.key, Cause.CANCELLED, 1.0)
         rounds, count, more = 0, 0, True
+        database = store._database
+        assert isinstance(database, Database)
         while more:
-            before = store._database.db.total_changes
+            before = database.db.total_changes
             pruned, more = jobs.prune(10.0)
-            assert store._database.db.total_changes - before <= 4000
+            assert database.db.total_changes - before <= 4000
             count, rounds = count + pruned, rounds + 1
         assert count == 3 and rounds >= 7
         for table in ("job", "item", "ask", "answer", "file"):

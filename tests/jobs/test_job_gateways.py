@@ -423,9 +423,9 @@ class TestTwo:
                 begun = asyncio.get_running_loop().time()
                 real = one.store.do
 
-                async def do(work: Callable[[], Any]) -> Any:
+                async def do(work: Callable[[], Any], *, grouped: bool = False) -> Any:
                     await disk_works.wait()
-                    return await real(work)
+                    return await real(work, grouped=grouped)
 
                 one.store.do = do  # type: ignore[method-assign]
                 reading = asyncio.create_task(one._read_changes(begun + 1))

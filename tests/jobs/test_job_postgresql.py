@@ -244,7 +244,12 @@ class TestTogether:
             url = server.new_database()
             async with opened(url, url) as (frozen, other):
                 job = await other.do(lambda: submitted(other, "job_a"))
-                holding = asyncio.create_task(frozen.do(lambda: (frozen.jobs.lock([job.key]), time.sleep(4))))
+
+                def freeze() -> None:
+                    frozen.jobs.lock([job.key])
+                    time.sleep(4)
+
+                holding = asyncio.create_task(frozen.do(freeze))
                 await asyncio.sleep(0.2)
                 cancelled = None
                 while cancelled is None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import psycopg
 
 URL_PREFIXES = ("postgresql://", "postgres://")
-_OLDEST = 13  # major version: the first with `pg_current_xact_id`
+_OLDEST = 13  # major version: the first that numbers transactions as the job store needs it
 _CONNECT_S = 5
 # A gateway that is frozen, or cut off, in a transaction must not keep the others waiting for its rows.
 _SESSION = "SET search_path = hangup; SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'"

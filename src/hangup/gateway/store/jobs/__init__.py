@@ -7,7 +7,7 @@ thread (`hangup.gateway.store.worker_thread`), inside a transaction; callers pas
 Theory of operation
 
 Several gateway processes may use one store. Nothing that they keep in memory is a promise: a job is acknowledged to its client
-only after the transaction that inserted it is on disk (WAL, `synchronous = FULL`; `synchronous_commit`). The store guarantees
+only after the transaction that inserted it is on disk (in SQLite: WAL, `synchronous = FULL`). The store guarantees
 that each item of an acknowledged job ends exactly once. It does not guarantee that an item runs only once: an item whose worker
 dies runs again.
 

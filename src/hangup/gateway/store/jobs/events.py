@@ -22,7 +22,7 @@ class EventRow(NamedTuple):
 
 
 class EventTable:
-    """The tables `follower` and `event`."""
+    """Who follows which job, and the events on their way."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
