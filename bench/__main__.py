@@ -60,7 +60,7 @@ SUITES = [
     "large",
     "library",
 ]
-APART = ["dashboard", "probe"]  # the one needs a browser, the other takes ten minutes
+APART = ["dashboard", "jobs-postgresql", "probe"]  # they need a browser, a PostgreSQL server and ten minutes
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -137,6 +137,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         return await dashboard.run()
     if name == "jobs":
         return await jobs.run()
+    if name == "jobs-postgresql":
+        return await jobs.run_on_postgresql()
     if name == "seeing":
         return await seeing.run(rounds)
     if name == "overload":

@@ -19,6 +19,7 @@ import uvloop
 from bench import targets
 from bench.load import percentile
 from support.jobs import CHAT, client, line, start_batch, wait_batch
+from support.postgresql import PostgresServer
 from support.processes import Gateway, StandIn
 from support.waiting import wait_until
 
@@ -32,11 +33,26 @@ async def run() -> dict[str, Any]:
     return await asyncio.to_thread(_run)
 
 
+async def run_on_postgresql() -> dict[str, Any]:
+    return await asyncio.to_thread(_run_on_postgresql)
+
+
+def _run_on_postgresql() -> dict[str, Any]:
+    """Accept and run jobs on a server of this machine, each commit on disk; its share of the CPU is shown, too."""
+    server = PostgresServer(durable=True)
+    try:
+        database = server.new_database()
+        return {"taken": _taken(database, server), "taken up again": _again(database), "run": _run_items(server.new_database())}
+    finally:
+        server.close()
+
+
 def _run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "jobs.sqlite"
-        results = {"taken": _taken(store), "taken up again": _again(store)}
-    results["run"] = _run_items()
+        results = {"taken": _taken(str(store)), "taken up again": _again(str(store))}
+    with tempfile.TemporaryDirectory() as folder:
+        results["run"] = _run_items(str(Path(folder) / "jobs.sqlite"))
     results["live"] = _live()
     return results
 
@@ -51,7 +67,7 @@ def memory_mb(gateway: Gateway, which: str = "VmRSS") -> float:
     return int(status.split(f"{which}:")[1].split()[0]) / 1024
 
 
-def _taken(store: Path) -> dict[str, float]:
+def _taken(store: str, server: PostgresServer | None = None) -> dict[str, float]:
     """Upload, check and queue a file of 100,000 lines, none of which can run yet. Then submit single calls, one after the
     other.
     """
@@ -67,12 +83,14 @@ def _taken(store: Path) -> dict[str, float]:
         took, cpu = time.monotonic() - began, cpu_s(gateway) - cpu
         grown = memory_mb(gateway, "VmHWM") - before
         cpu_calls = cpu_s(gateway)
+        cpu_server = server.cpu_s() if server is not None else 0.0
         calls = _submit_calls(gateway, 5000)
         cpu_calls = (cpu_s(gateway) - cpu_calls) / 5000 * 1e6
+        cpu_server = (server.cpu_s() - cpu_server) / 5000 * 1e6 if server is not None else 0.0
     rate, cpu_us = LINES / took, cpu / LINES * 1e6
     print(f"  {LINES} lines, {len(content) / 1e6:.0f} MB: up in {uploaded - began:.2f} s, taken in {took:.2f} s: {rate:.0f}/s")
     print(f"  {cpu_us:.1f} µs of CPU a line; memory grew by {grown:.1f} MB at most; {calls:.0f} single calls/s")
-    print(f"  a single call costs {cpu_calls:.0f} µs of CPU to take")
+    print(f"  a single call costs {cpu_calls:.0f} µs of CPU to take, and the server {cpu_server:.0f} µs")
     return {
         "lines": LINES,
         "seconds": took,
@@ -107,7 +125,7 @@ def _submit_calls(gateway: Gateway, count: int) -> float:
     return uvloop.run(all_of_them())
 
 
-def _again(store: Path) -> dict[str, float]:
+def _again(store: str) -> dict[str, float]:
     """Start a gateway on the 100,000 queued items of the one before."""
     with StandIn(slots=64, prefill_s=0.001, token_s=0.0005) as engine:
         began = time.monotonic()
@@ -121,18 +139,19 @@ def _again(store: Path) -> dict[str, float]:
     return {"live_s": served, "item_s": item}
 
 
-def _run_items() -> dict[str, float]:
+def _run_items(store: str) -> dict[str, float]:
     """Claim, run and store items as fast as possible, on an engine that takes no time."""
-    with targets.engine() as engine, tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "jobs.sqlite"
-        with Gateway(f"http://127.0.0.1:{engine.port}", slots=64, jobs=store, log="none") as gateway:
-            sdk = client(gateway.url)
-            id = start_batch(sdk, [line(f"r{n}", instant=True, max_tokens=16) for n in range(RUN)])
-            wait_batch(sdk, id, "in_progress", "completed", timeout_s=60)
-            began, cpu = time.monotonic(), cpu_s(gateway)
-            batch = wait_batch(sdk, id, timeout_s=120)
-            took, cpu = time.monotonic() - began, cpu_s(gateway) - cpu
-            assert batch.request_counts.completed == RUN
+    with (
+        targets.engine() as engine,
+        Gateway(f"http://127.0.0.1:{engine.port}", slots=64, jobs=store, log="none") as gateway,
+    ):
+        sdk = client(gateway.url)
+        id = start_batch(sdk, [line(f"r{n}", instant=True, max_tokens=16) for n in range(RUN)])
+        wait_batch(sdk, id, "in_progress", "completed", timeout_s=60)
+        began, cpu = time.monotonic(), cpu_s(gateway)
+        batch = wait_batch(sdk, id, timeout_s=120)
+        took, cpu = time.monotonic() - began, cpu_s(gateway) - cpu
+        assert batch.request_counts.completed == RUN
     print(f"  {RUN} items in {took:.2f} s: {RUN / took:.0f}/s, {cpu / RUN * 1e6:.0f} µs of CPU each: {RUN / cpu:.0f}/s a core")
     return {"items": RUN, "per_s": RUN / took, "per_core_s": RUN / cpu, "cpu_us": cpu / RUN * 1e6}
 

@@ -177,6 +177,17 @@ def submitted(store: JobStore, id: str, count: int = 1) -> Job:
     return store.jobs.submit(id, Kind.BATCH if count > 1 else Kind.CALL, "ann", 1.0, {}, items)
 
 
+def test_an_id_that_postgresql_cannot_store_is_not_found(server: PostgresServer) -> None:
+    async def run() -> None:
+        async with opened(server.new_database()) as (store,):
+            assert await store.do(lambda: store.jobs.find("job\0a", "ann")) is None
+            key = await store.do(lambda: store.files.begin("file-1", "ann", 1.0))
+            file = await store.do(lambda: store.files.mark_ready(key, "batch", "a\0b", None))
+            assert file.filename == "a\N{REPLACEMENT CHARACTER}b"
+
+    asyncio.run(run())
+
+
 class TestTogether:
     def test_what_one_piece_of_work_breaks_the_others_keep(self, server: PostgresServer) -> None:
         async def run() -> None:

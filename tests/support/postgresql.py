@@ -30,9 +30,10 @@ def _program(name: str) -> str | None:
 
 
 class PostgresServer:
-    """A server that may be stopped, killed and started again. Its data is not flushed to disk."""
+    """A server that may be stopped, killed and started again. Unless it is `durable`, its data is not flushed to disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = False) -> None:
+        self._settings = [] if durable else ["fsync=off", "shared_buffers=16MB"]
         self._folder = Path(tempfile.mkdtemp(prefix="hangup-pg-"))
         self.data = self._folder / "data"
         # It refuses to run as root.
@@ -57,7 +58,7 @@ class PostgresServer:
     def start(self) -> None:
         program = _program("postgres")
         assert program is not None and self._process is None
-        settings = [f"port={self.port}", f"unix_socket_directories={self._folder}", "fsync=off", "shared_buffers=16MB"]
+        settings = [f"port={self.port}", f"unix_socket_directories={self._folder}", *self._settings]
         options = [part for setting in settings for part in ("-c", setting)]
         log = (self._folder / "log").open("ab")
         with log:
@@ -91,6 +92,13 @@ class PostgresServer:
         if process is not None:
             process.send_signal(signal.SIGQUIT if crash else signal.SIGINT)
             process.wait(60)
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of all its processes that run now."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in children]
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
     def url(self, database: str, user: str = _USER) -> str:
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"

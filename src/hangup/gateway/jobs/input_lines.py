@@ -84,8 +84,8 @@ class InputLines:
         if type(value) is not dict:
             raise LineProblem("invalid_json_line", "This line is not a JSON object.")
         custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
-        if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX:
-            text = f"'custom_id' must be a string of 1 to {_ID_CHARS_MAX} characters."
+        if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX or "\0" in custom_id:
+            text = f"'custom_id' must be a string of 1 to {_ID_CHARS_MAX} characters, without NUL."
             raise LineProblem("missing_required_parameter", text, "custom_id")
         if value.get("method") != "POST":
             raise LineProblem("invalid_method", "'method' must be POST.", "method")

@@ -60,8 +60,8 @@ class MessageBatches:
         items = []
         for n, entry in enumerate(requests):
             custom_id = entry.get("custom_id") if type(entry) is dict else None
-            if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX:
-                raise _invalid(n, f"custom_id: expected a string of 1 to {_ID_CHARS_MAX} characters.")
+            if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX or "\0" in custom_id:
+                raise _invalid(n, f"custom_id: expected a string of 1 to {_ID_CHARS_MAX} characters, without NUL.")
             if custom_id in seen:
                 raise _invalid(n, f"custom_id: duplicate {custom_id[:80]!r}.")
             seen.add(custom_id)

@@ -58,15 +58,15 @@ class PostgresConnection:
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
         assert self._real is not None
         self.wrote = self.wrote or not statement.startswith(("SELECT", "\nSELECT"))
-        return self._real.cursor(binary=True).execute(_numbered(statement), values or None)
+        return self._real.cursor(binary=True).execute(_numbered(statement), _texts(values) or None)
 
     def executemany(self, statement: str, rows: list[tuple[Any, ...]], /) -> psycopg.Cursor[tuple[Any, ...]]:
         assert self._real is not None
         self.wrote = True
         cursor = self._real.cursor(binary=True)
         if len(rows) == 1:
-            return cursor.execute(_numbered(statement), rows[0])
-        cursor.executemany(_numbered(statement), rows)
+            return cursor.execute(_numbered(statement), _texts(rows[0]))
+        cursor.executemany(_numbered(statement), map(_texts, rows))
         return cursor
 
     # Transactions
@@ -230,6 +230,13 @@ def _numbered(statement: str) -> str:
     """Return a statement with PostgreSQL's placeholders: $1 for ?1, and for the first ?."""
     numbers = iter(range(1, 1000))
     return re.sub(r"\?(\d*)", lambda found: f"${found[1] or next(numbers)}", statement)
+
+
+def _texts(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the values without NUL characters in texts, which PostgreSQL does not store: an id with one is never found."""
+    if any(isinstance(value, str) and "\0" in value for value in values):
+        return [value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for value in values]
+    return values
 
 
 def _row(cursor: Iterable[Any]) -> tuple[Any, ...]:
