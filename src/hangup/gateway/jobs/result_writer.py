@@ -16,7 +16,7 @@ from hangup.config import JobLimits
 from hangup.core.account import Entry
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState
-from hangup.gateway.store.jobs import Claim, Job, JobStore
+from hangup.gateway.store.jobs import Claim, ItemEnd, Job, JobStore
 from hangup.gateway.store.worker_thread import StoreFailed, StoreLocked
 from hangup.tasks import TASKS
 
@@ -287,7 +287,7 @@ class ResultWriter:
         jobs.lock({*cancels, *(claim.job_key for claim in given_back), *(outcome.claim.job_key for outcome in outcomes)})
         cancelled = [jobs.cancel(key, cause, now) for key, cause in cancels.items()]
         jobs.give_back(given_back, now)
-        written = [jobs.finish(outcome.claim, outcome.state, now, outcome.body, outcome.events) for outcome in outcomes]
+        written = jobs.finish_all([ItemEnd(ended.claim, ended.state, ended.body, ended.events) for ended in outcomes], now)
         if probe:  # with nothing to write, success would not show that the store works
             self._store.clock.probe()
         return cancelled, written

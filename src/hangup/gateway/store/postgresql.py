@@ -49,7 +49,8 @@ class PostgresConnection:
         """`connect` opens the tables called `name`, and migrates them if they are older."""
         self._url, self._name, self._migrations = url, name, migrations
         self.address = without_password(url)
-        self.wrote = False  # since `begin`
+        self.wrote = False  # since the current transaction or piece of work began
+        self.transactions = 0  # begun so far
         self._real: psycopg.Connection[tuple[Any, ...]] | None = None
         self.psycopg = _client()
 
@@ -57,7 +58,7 @@ class PostgresConnection:
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
         assert self._real is not None
-        self.wrote = self.wrote or not statement.startswith(("SELECT", "\nSELECT"))
+        self.wrote = self.wrote or not statement.lstrip().startswith("SELECT")
         return self._real.cursor(binary=True).execute(_numbered(statement), _texts(values) or None)
 
     def executemany(self, statement: str, rows: list[tuple[Any, ...]], /) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -78,6 +79,7 @@ class PostgresConnection:
         try:
             self.execute("BEGIN")
             self.wrote = False
+            self.transactions += 1
             yield
             self.execute("COMMIT")
         except BaseException:

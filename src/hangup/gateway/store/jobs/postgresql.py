@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hangup.core.jobs import JobStatus
+from hangup.core.jobs import ItemState, JobStatus, outcome
 from hangup.gateway.store.jobs.files import FileTable
-from hangup.gateway.store.jobs.rows import Job, Used
-from hangup.gateway.store.jobs.table import CLAIM_ORDER, CLAIMABLE, JobTable
+from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, ItemEnd, Job, NewItem, Used
+from hangup.gateway.store.jobs.table import CLAIM_ORDER, CLAIMABLE, INSERT_JOB, JobTable
 from hangup.gateway.store.postgresql import PostgresConnection
 
 # Usage is counted per slot of a connection and summed when it is read, so that no gateway waits for another's row.
@@ -169,6 +169,54 @@ CREATE TRIGGER file_counted_last AFTER DELETE ON file FOR EACH ROW WHEN (OLD.job
 """
 
 MIGRATIONS = (_FIRST,)
+_END_STATES = (ItemState.SUCCEEDED, ItemState.ERRORED, ItemState.CANCELLED, ItemState.EXPIRED)
+
+
+# What costs a statement each in SQLite, which is in this process, is one statement here: each is a round trip.
+_SUBMIT = f"""
+WITH new AS ({INSERT_JOB} RETURNING {JOB_COLUMNS}),
+given AS (
+    SELECT number - 1 AS n, custom_id, path, body
+    FROM unnest(?13::text[], ?14::text[], ?15::bytea[]) WITH ORDINALITY AS given (custom_id, path, body, number)
+),
+items AS (INSERT INTO item (job, n, custom_id) SELECT key, n, custom_id FROM new, given),
+asks AS (INSERT INTO ask SELECT key, n, path, given.body FROM new, given)
+SELECT {JOB_COLUMNS} FROM new
+"""  # noqa: S608 - names of ours
+_CLAIM_SINGLE = """
+UPDATE item SET state = 1, fence = fence + 1, worker = ?1 FROM ask
+WHERE item.job = ANY(?2) AND item.state = 0 AND ask.job = item.job AND ask.n = item.n
+RETURNING item.job, item.n, fence, custom_id, path, body
+"""
+_COUNT_SINGLE = f"""
+UPDATE job SET queued = queued - 1, claimed = claimed + 1, begun = coalesce(begun, ?1) WHERE key = ANY(?2)
+RETURNING {JOB_COLUMNS}
+"""  # noqa: S608
+_FINISH = f"""
+WITH given AS (
+    SELECT * FROM unnest(?1::bigint[], ?2::bigint[], ?3::bigint[], ?4::int[], ?5::bytea[], ?6::bytea[])
+        AS given (job, n, fence, state, body, events)
+),
+done AS (
+    UPDATE item SET state = given.state, worker = NULL FROM given
+    WHERE item.job = given.job AND item.n = given.n AND item.fence = given.fence AND item.state = 1
+    RETURNING given.*
+),
+answers AS (INSERT INTO answer SELECT job, n, body, events FROM done WHERE body IS NOT NULL),
+counts AS (
+    SELECT done.job, count(*) AS ended, array_agg(n) AS numbers,
+        {", ".join(f"count(*) FILTER (WHERE state = {int(state)}) AS more_{state.name.lower()}" for state in _END_STATES)},
+        coalesce(sum(length(body) + coalesce(length(events), 0)), 0) AS size
+    FROM done GROUP BY done.job
+)
+UPDATE job SET claimed = claimed - counts.ended, bytes = bytes + counts.size,
+    {", ".join(f"{state.name.lower()} = {state.name.lower()} + more_{state.name.lower()}" for state in _END_STATES)}
+FROM counts WHERE key = counts.job RETURNING numbers, {", ".join(f"job.{column}" for column in JOB_COLUMNS.split(", "))}
+"""  # noqa: S608
+_END = """
+UPDATE job SET status = given.status, ended = ?1, worker = NULL FROM unnest(?2::bigint[], ?3::text[]) AS given (job, status)
+WHERE key = given.job
+"""
 
 
 class PostgresJobTable(JobTable):
@@ -180,11 +228,69 @@ class PostgresJobTable(JobTable):
         super().__init__(db)
         self._connection = db
         self._version = 0
+        self._transaction = 0  # to which the following belong
+        self._locked_keys: set[int] = set()
 
     def lock(self, keys: Iterable[int]) -> None:
-        ordered = sorted(set(keys))
+        if self._transaction != self._connection.transactions:
+            self._transaction, self._locked_keys = self._connection.transactions, set()
+        ordered = sorted(set(keys) - self._locked_keys)
         if ordered:
             self._db.execute("SELECT key FROM job WHERE key = ANY(?) ORDER BY key FOR UPDATE", (ordered,))
+            self._locked_keys.update(ordered)
+
+    def _insert_job(self, values: tuple[object, ...], items: list[NewItem]) -> Job:
+        columns = [[item[at] for item in items] for at in range(3)]
+        (row,) = self._db.execute(_SUBMIT, (*values, *columns)).fetchall()
+        return Job.from_row(row)
+
+    def _claim_from(self, keys: list[int], worker: int, count: int, bytes_max: int, now: float) -> list[Claim]:
+        """Claim the items of single calls together, then those of batches one batch after the other."""
+        single: list[int] = []
+        for key, bytes in self._db.execute(
+            "SELECT key, bytes FROM job WHERE key = ANY(?) AND single = 1 ORDER BY key", (keys,)
+        ):
+            if bytes_max <= 0:
+                break
+            single.append(key)
+            bytes_max -= bytes
+        claims: list[Claim] = []
+        if single:
+            items = {row[0]: row[1:] for row in self._db.execute(_CLAIM_SINGLE, (worker, single))}
+            jobs = map(Job.from_row, self._db.execute(_COUNT_SINGLE, (now, single)))
+            claims = sorted((Claim(job, *items[job.key]) for job in jobs), key=lambda claim: claim.job_key)
+        rest = [key for key in keys if key not in set(single)]
+        if bytes_max > 0 and len(claims) < count:
+            claims += super()._claim_from(rest, worker, count - len(claims), bytes_max, now)
+        return claims
+
+    def finish_all(self, outcomes: list[ItemEnd], now: float) -> list[Job | None]:
+        self.lock(outcome.claim.job_key for outcome in outcomes)
+        rows = [(end.claim.job_key, end.claim.n, end.claim.fence, int(end.state), end.body, end.events) for end in outcomes]
+        jobs: dict[int, Job] = {}
+        accepted: set[tuple[int, int]] = set()
+        for numbers, *row in self._db.execute(_FINISH, tuple(map(list, zip(*rows, strict=True)))) if rows else ():
+            job = Job.from_row(tuple(row))
+            jobs[job.key] = job
+            accepted.update((job.key, n) for n in numbers)
+        ends = {
+            key: end for key, job in jobs.items() if (end := outcome(job.kind, job.status, job.cause, job.tally)) is not None
+        }
+        if ends:
+            self._db.execute(_END, (now, list(ends), [str(end) for end in ends.values()]))
+        for key, end in ends.items():
+            jobs[key] = self._ended(jobs[key], end, now)
+        written: list[Job | None] = []
+        for ended in outcomes:
+            at = (ended.claim.job_key, ended.claim.n)
+            written.append(jobs[at[0]] if at in accepted else None)
+            accepted.discard(at)
+        return written
+
+    def finish(
+        self, claim: Claim, state: ItemState, now: float, body: bytes | None = None, events: bytes | None = None
+    ) -> Job | None:
+        return self.finish_all([ItemEnd(claim, state, body, events)], now)[0]
 
     def version(self) -> int:
         """Return another number each time: to read the changes costs no more than to ask whether there are some."""

@@ -78,6 +78,15 @@ class Claim(NamedTuple):
         return self.job.kind.single
 
 
+class ItemEnd(NamedTuple):
+    """The end of a claimed item, with its result and its events if it has some."""
+
+    claim: Claim
+    state: ItemState
+    body: bytes | None
+    events: bytes | None
+
+
 class Result(NamedTuple):
     """An item with its result; `body` is None while it has none."""
 

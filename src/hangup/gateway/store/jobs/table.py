@@ -6,18 +6,23 @@ Every change of an item updates the counts of its job in the same transaction, a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
-from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
+from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, ItemEnd, Job, NewItem, Result, Used
 from hangup.gateway.store.worker_thread import Connection
 
 _STATE_COLUMNS = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # ordered as `ItemState`
 _READ_BYTES = 8 * 1024 * 1024  # of results per query; the last may exceed it
 _ROWS_PER_QUERY = 100  # jobs, or items of a job, read per query
 _PRUNED_ITEMS_MAX, _PRUNED_BYTES_MAX = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
+INSERT_JOB = (
+    "INSERT INTO job (id, kind, tenant, status, single, created, expires, lease_s, worker, queued, bytes, about)"
+    " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)"
+)
 CLAIMABLE = "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
 CLAIM_ORDER = "ORDER BY single DESC, key LIMIT ?3"
 # The next queued items of job ?1 with their requests: at most ?2, and as many as fit into ?3 bytes, but at least one.
@@ -139,14 +144,27 @@ class JobTable:
         status = JobStatus.VALIDATING if items is None else JobStatus.RUNNING
         items = list(items or ())
         size = sum(len(item.body) for item in items)
-        (row,) = self._db.execute(
-            "INSERT INTO job (id, kind, tenant, status, single, created, expires, lease_s, worker, queued, bytes, about)"  # noqa: S608
-            f" VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {JOB_COLUMNS}",
-            (id, kind, tenant, status, int(kind.single), now, expires, lease_s, worker, len(items), size, orjson.dumps(about)),
-        ).fetchall()
+        values = (
+            id,
+            kind,
+            tenant,
+            status,
+            int(kind.single),
+            now,
+            expires,
+            lease_s,
+            worker,
+            len(items),
+            size,
+            orjson.dumps(about),
+        )
+        return self._end_if_done(self._insert_job(values, items), now)
+
+    def _insert_job(self, values: tuple[object, ...], items: list[NewItem]) -> Job:
+        (row,) = self._db.execute(f"{INSERT_JOB} RETURNING {JOB_COLUMNS}", values).fetchall()
         job = Job.from_row(row)
         self._insert_items(job.key, 0, items)
-        return self._end_if_done(job, now)
+        return job
 
     def add_items(self, key: int, first: int, items: Iterable[NewItem]) -> None:
         """Append items to a job, numbered from `first`."""
@@ -208,8 +226,11 @@ class JobTable:
 
         A worker that was declared dead gets none, because nobody would requeue its claims.
         """
+        return self._claim_from(self._claimable(worker, tenant, count), worker, count, bytes_max, now)
+
+    def _claim_from(self, keys: list[int], worker: int, count: int, bytes_max: int, now: float) -> list[Claim]:
         claims: list[Claim] = []
-        for key in self._claimable(worker, tenant, count):
+        for key in keys:
             rows = self._db.execute(_NEXT_ITEMS, (key, count - len(claims), bytes_max)).fetchall()
             if not rows:
                 continue
@@ -248,6 +269,10 @@ class JobTable:
             size = len(body) + len(events or b"")
             self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.job_key, claim.n, body, events))
         return self._end_if_done(self._count(claim.job_key, ItemState.CLAIMED, state, 1, bytes=size), now)
+
+    def finish_all(self, outcomes: list[ItemEnd], now: float) -> list[Job | None]:
+        """End several items; see `finish`."""
+        return [self.finish(claim, state, now, body, events) for claim, state, body, events in outcomes]
 
     def give_back(self, claims: Iterable[Claim], now: float) -> None:
         """Requeue items that were claimed but not run."""
@@ -382,9 +407,13 @@ class JobTable:
         if end is None:
             return job
         self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, job.key))
+        return self._ended(job, end, now)
+
+    def _ended(self, job: Job, end: JobStatus, now: float) -> Job:
+        """Return a job that was just ended as it is now, with its files."""
         if job.kind is Kind.BATCH:
             self._add_result_files(job, now)
-        return self.get(job.key)
+        return replace(job, status=end, ended=now, worker=None)
 
     def _add_result_files(self, job: Job, now: float) -> None:
         """Create the output and error files of a batch; they are views of its items' results."""
