@@ -14,7 +14,7 @@ import pytest
 from hangup.core.jobs import ItemState, Kind
 from hangup.gateway.jobs import registry as module
 from hangup.gateway.jobs import runner
-from hangup.gateway.store import database
+from hangup.gateway.store import worker_thread
 from hangup.gateway.store.jobs import JobStore
 from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
 from support.waiting import soon
@@ -57,7 +57,7 @@ class TestTheLastWrite:
 
     def test_one_whose_end_nobody_sees_is_in_doubt(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CLOSE_S", 0.1)
-        monkeypatch.setattr(database, "_CLOSE_S", 0.1)
+        monkeypatch.setattr(worker_thread, "_CLOSE_S", 0.1)
         monkeypatch.setattr(runner, "_ABANDON_S", 0.1)
         disk_works = threading.Event()
 
