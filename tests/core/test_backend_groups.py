@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hangup.core.admission.backend_group import order
+from hangup.core.admission.backend_group import NOT_ENTERED, order
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.health import HealthEvent
@@ -74,6 +74,7 @@ def test_a_backend_with_an_overdue_call_is_still_found() -> None:
         fleet.place(other, Ticket(number, blind=True), 100.0)
     for entries in range(60, 73):  # the heap is tidied beyond 72
         while len(fleet._all.heap) < entries:
+            other.entered = NOT_ENTERED  # so that it gets one more entry
             fleet.load_changed(other)
         fleet.now = 200.0
         assert fleet.best() is one, f"it has fewer calls ({entries} entries)"

@@ -1,12 +1,14 @@
 """`BackendGroup`: some backends, of which the least loaded one with room is found at once.
 
-Those with room are in a heap. A backend whose load changes gets a new entry in every group that it is in, which invalidates
-its old ones.
+Those with room are in a heap. A backend that is less loaded than its entries say gets a new one in every group that it is in,
+which invalidates the old ones. One that is more loaded keeps them, and each is corrected when it comes to the top: so a call
+that comes and goes costs one step in one heap.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 
 from hangup.core.admission.backend_load import BackendLoad
@@ -15,6 +17,7 @@ from hangup.core.admission.health import Trust
 _LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
 
 Entry = tuple[float, int, int, BackendLoad]  # (its load, when it was last chosen, number of the entry, the backend)
+NOT_ENTERED = (math.inf, 0)  # in place of the first two
 
 
 class BackendGroup:
@@ -39,6 +42,26 @@ class BackendGroup:
             if len(heap) > self._entries_max:
                 heap[:] = [entry for entry in heap if entry[2] == entry[3].heap_entry]
                 heapq.heapify(heap)
+
+    def top(self) -> Entry | None:
+        """Return the entry of the least loaded backend with room."""
+        heap = self.heap
+        while heap:
+            entry = heap[0]
+            load = entry[3]
+            if entry[2] != load.heap_entry:
+                heapq.heappop(heap)
+            elif load.in_flight >= load.limit_counted:
+                heapq.heappop(heap)
+                load.entered = NOT_ENTERED  # it gets a new entry when it has room again
+            else:
+                load_now = order(load)
+                if entry[0] == load_now and entry[1] == load.turn:
+                    return entry
+                heapq.heapreplace(heap, (load_now, load.turn, load.heap_entry, load))
+                if load.entered < (load_now, load.turn):
+                    load.entered = (load_now, load.turn)
+        return None
 
 
 def order(load: BackendLoad) -> float:

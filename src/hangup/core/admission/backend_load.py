@@ -36,6 +36,7 @@ class BackendLoad:
         "allotted",
         "awaiting_first_token",
         "choices",
+        "entered",
         "estimates",
         "health",
         "heap_entry",
@@ -91,7 +92,8 @@ class BackendLoad:
         self.kv_used = 0
         self.turn = 0  # when it was last chosen, to break ties round-robin
         self.limit_counted = 0  # its part of the fleet's limit
-        self.heap_entry = 0  # number of its valid entry in each heap
+        self.heap_entry = 0  # number of its valid entry in each heap,
+        self.entered = (math.inf, 0)  # and the highest load and turn that these say; infinite if one may be missing
 
     def __repr__(self) -> str:
         return f"<backend {self.name} {self.in_flight}/{self.limit} {self.health!r}>"

@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Iterable
 
-from hangup.core.admission.backend_group import BackendGroup, Entry, order
+from hangup.core.admission.backend_group import NOT_ENTERED, BackendGroup, Entry, order
 from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SPARE, Evidence
@@ -74,6 +74,7 @@ class Fleet:
         self.limit = 0
         for load in self.loads:
             load.limit_counted = 0
+            load.entered = NOT_ENTERED
             self.load_changed(load)
 
     def load_changed(self, load: BackendLoad) -> None:
@@ -88,10 +89,13 @@ class Fleet:
         load.limit_counted = limit
         if self._only is not None:
             return
-        self._entries += 1
-        load.heap_entry = self._entries
-        if load.in_flight < limit:
-            entry = (order(load), load.turn, load.heap_entry, load)
+        if load.in_flight >= limit:
+            return  # its entries are dropped when they come to the top
+        now = (order(load), load.turn)
+        if now < load.entered:  # else its entries are corrected when they come to the top
+            self._entries += 1
+            load.heap_entry, load.entered = self._entries, now
+            entry = (*now, load.heap_entry, load)
             self._all.add(entry)
             if self._groups:
                 for group in self._groups_of.get(load, ()):
@@ -113,32 +117,23 @@ class Fleet:
         return self._best_in(self._all, kv)
 
     def _best_in(self, group: BackendGroup, kv: int) -> BackendLoad | None:
-        heap = group.heap
-        while heap:
-            top = heap[0]
+        while (top := group.top()) is not None:
             load = top[3]
-            if top[2] != load.heap_entry:
-                heapq.heappop(heap)
-            elif load.awaiting_first_token and self.look_for_overdue(load):
+            if load.awaiting_first_token and self.look_for_overdue(load):
                 continue  # the heap has changed: the top may be another entry now
-            elif not load.kv_tokens or load.fits(kv):
-                return load
-            else:
-                return self._look_past(heap, kv)
+            return load if not load.kv_tokens or load.fits(kv) else self._look_past(group, kv)
         return None
 
-    def _look_past(self, heap: list[Entry], kv: int, alone: bool | None = None) -> BackendLoad | None:
+    def _look_past(self, group: BackendGroup, kv: int, alone: bool | None = None) -> BackendLoad | None:
         """Try the next few backends: the least loaded one has no cache left for the call, or is not quiet."""
         passed: list[Entry] = []
         found = None
-        while heap and found is None and len(passed) < _LOOK_PAST:
-            item = heapq.heappop(heap)
-            if item[2] == item[3].heap_entry:
-                passed.append(item)
-                fits = item[3].fits(kv) and (alone is None or item[3].can_take_job(alone))
-                found = item[3] if fits else None
-        for item in passed:
-            heapq.heappush(heap, item)
+        while found is None and len(passed) < _LOOK_PAST and (top := group.top()) is not None:
+            passed.append(heapq.heappop(group.heap))
+            fits = top[3].fits(kv) and (alone is None or top[3].can_take_job(alone))
+            found = top[3] if fits else None
+        for entry in passed:
+            heapq.heappush(group.heap, entry)
         return found
 
     def _group(self, eligible: frozenset[str]) -> BackendGroup | None:
@@ -153,6 +148,7 @@ class Fleet:
             group = self._groups[eligible] = BackendGroup(members, self.now)
             for load in members:
                 self._groups_of.setdefault(load, []).append(group)
+                load.entered = NOT_ENTERED
                 self.load_changed(load)
         return group
 
@@ -191,7 +187,7 @@ class Fleet:
         best = self.best(kv)
         if best is None or best.can_take_job(alone):
             return best if best is not None and best.health.well else None
-        return self._look_past(self._all.heap, kv, alone)
+        return self._look_past(self._all, kv, alone)
 
     def places(self, eligible: frozenset[str] | None = None) -> tuple[int, int]:
         """Return how many calls the backends in use can run, and how many they have; of `eligible`, or of all."""
