@@ -296,7 +296,7 @@ class Call:
 
     def end(self, reason: Reason, now: float, detail: str = "") -> Ending | None:
         """End the call once: the first caller gets what to do, any later one gets None."""
-        if self.ended:
+        if self.phase is ENDED:
             return None
         if detail:
             detail = detail[:DETAIL_CHARS_MAX]

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from hangup.config import AdmissionLimits
 from hangup.core.admission import Action, Admission, BackendLoad, TenantTerms, Ticket
-from hangup.core.call import Call
+from hangup.core.call import ENDED, Call
 from hangup.core.reasons import Outcome, Reason
 from hangup.gateway.actions import ActionLoop
 from hangup.gateway.backend_set import Backends
@@ -208,7 +208,7 @@ class Placement:
     def _carry_out(self, action: Action[Placed]) -> None:
         ticket, load, reason = action
         flow = ticket.key
-        if flow.call.ended:
+        if flow.call.phase is ENDED:
             return
         if reason is not None:
             flow.end(reason)

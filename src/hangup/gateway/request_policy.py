@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from hangup.config import RequestLimits, ServingLimits, Settings, TenantSettings
 from hangup.core import reasons
-from hangup.core.call import Call
+from hangup.core.call import Call, CallTimeLimits
 from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.gateway.apis.base import Api
@@ -48,6 +48,7 @@ class IncomingRequest:
         "keyed",
         "limits",
         "route",
+        "time_limits",
     )
 
     def __init__(self, head: RequestHead, limits: ServingLimits, route: Route | None) -> None:
@@ -57,6 +58,8 @@ class IncomingRequest:
         self.keyed = False  # True if the client's key is the gateway's: the engine must not see it
         self.client_total_s = math.inf  # how long the client waits, by its own word: for the whole answer,
         self.client_read_s = math.inf  # and for the next byte
+        # By whether the answer streams to the client, and from the engine; shared by all requests with such a head.
+        self.time_limits: dict[tuple[bool, bool], CallTimeLimits] = {}
         self.limits = limits
         self.body_bytes_max = limits.body_bytes_max
         self.body_s = limits.body_s
@@ -105,8 +108,9 @@ class RequestPolicy:
         head = request.head
         decided = head.notes.get("policy")
         if decided is None or decided[0] is not self._decided:
-            decided = head.note("policy", (self._decided, *self._decide(request)))
-        _, route, call.tenant, request.keyed, request.client_total_s, request.client_read_s, limits = decided
+            decided = head.note("policy", (self._decided, {}, *self._decide(request)))
+        _, request.time_limits, route, call.tenant, request.keyed, total_s, read_s, limits = decided
+        request.client_total_s, request.client_read_s = total_s, read_s
         if limits is not request.limits or route.api.media:
             request.take_limits(limits)
         return route

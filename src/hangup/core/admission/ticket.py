@@ -65,7 +65,6 @@ class Ticket(Generic[K]):
     def __init__(
         self,
         key: K,
-        *,
         prompt: int = 0,
         output_max: int = 0,
         choices: int = 1,

@@ -26,9 +26,16 @@ class LiveCall(CallFlow):
     __slots__ = ()
 
     def _clock(self, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
+        if self.api.media:  # the upload of a file may take long, and has a limit of its own
+            return self._time_limits(time.monotonic() - self.call.started_at, to_client=to_client, from_engine=from_engine)
+        known, which = self.request.time_limits, (to_client, from_engine)
+        found = known.get(which)
+        if found is None:
+            found = known[which] = self._time_limits(0.0, to_client=to_client, from_engine=from_engine)
+        return found
+
+    def _time_limits(self, took_s: float, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
         limits, request = self.limits, self.request
-        # The upload of a file may take long, and has a limit of its own.
-        took_s = time.monotonic() - self.call.started_at if self.api.media else 0.0
         return CallTimeLimits(
             limits.total_s + took_s,
             # A whole answer shows nothing before its end.

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from hangup.config import CallLimits
 from hangup.core import reasons
-from hangup.core.call import Call
+from hangup.core.call import ENDED, Call
 from hangup.core.reasons import Reason
 from hangup.errors import EventTooLarge, WireError
 from hangup.gateway.apis.base import Json
@@ -65,7 +65,7 @@ class Relay:
             payload = self.decoder.feed(data)
             if payload:
                 self.take(payload)
-            if self.decoder.done and not self.call.ended:
+            if self.decoder.done and self.call.phase is not ENDED:
                 self.engine_finished()
         except Exception as error:
             self._end_with_error(error)
