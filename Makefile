@@ -34,7 +34,7 @@ demo: setup  ## compare a plain proxy with hangup under clients that hang up; ta
 test: $(VENV)/.setup-test  ## run all tests, in parallel where that is safe; ARGS="-k name" selects some
 	$(BIN)/python -m tools.run_tests $(ARGS)
 
-test-engines: $(VENV)/.setup-test  ## test with real engines, installed into HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp needs 0.5 GB
+test-engines: $(VENV)/.setup-test  ## test with real engines, installed into HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp needs 0.5 GB; ENGINES="llama_cpp mlx_lm" for the library's sources
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
 	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m tools.run_tests --serial tests/real_engines -s $(ARGS)
 

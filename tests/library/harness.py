@@ -12,23 +12,26 @@ from typing import Any
 
 from support.processes import get_json
 from support.raw import Client
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 SHARED_S = 0.01
 HERE = Path(__file__).resolve().parent
+SOURCES = HERE.parent.parent / "src"  # for a Python of another environment
 # What Python says, in debug mode, when something was left behind. Slow callbacks are the machine's business.
 COMPLAINTS = ("was never", "Task was destroyed", "never retrieved", "Traceback", "unclosed transport", "Exception in")
 
 
 class Served:
-    def __init__(self, *arguments: str, script: Path = HERE / "served.py") -> None:
+    def __init__(
+        self, *arguments: str, script: Path = HERE / "served.py", python: str = sys.executable, start_s: float = PATIENCE_S
+    ) -> None:
         server = self.server = arguments[-1]
         env = os.environ | {
             "PYTHONASYNCIODEBUG": "1",
-            "PYTHONPATH": f"{script.parent}{os.pathsep}{HERE.parent}",
+            "PYTHONPATH": os.pathsep.join(map(str, (script.parent, HERE.parent, SOURCES))),
             "SERVED_BY_NAME": "1" if arguments == ("granian",) else "",
         }
-        command = [sys.executable, "-X", "dev", str(script), *arguments]
+        command = [python, "-X", "dev", str(script), *arguments]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.lines: list[str] = []
         self._asking = threading.Lock()
@@ -37,7 +40,8 @@ class Served:
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()
         try:
-            line = wait_until(lambda: next((x for x in self.lines if x.startswith("serving ")), ""), what=f"{server} to start")
+            line = wait_until(self._serving, start_s, f"{server} to start")
+            assert line is not None
             self.address = ("127.0.0.1", int(line.split()[1]))
             wait_until(self._answers, what=f"{server} to answer")
         except AssertionError:
@@ -47,6 +51,9 @@ class Served:
     def _collect(self) -> None:
         assert self.popen.stdout is not None
         self.lines.extend(line.rstrip("\n") for line in self.popen.stdout)
+
+    def _serving(self) -> str:
+        return next((line for line in self.lines if line.startswith("serving ")), "")
 
     def _answers(self) -> bool:
         try:

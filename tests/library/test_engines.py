@@ -1,7 +1,8 @@
 """`hangup.sources`: engines inside the application stop when their client leaves.
 
 vLLM, SGLang, transformers, llama-cpp-python and MLX-LM are too large to install here: stand-ins have their interfaces, as far
-as the sources use them. `tests/frameworks/test_sources.py` runs the real LangChain, LlamaIndex and MCP.
+as the sources use them. `tests/real_engines/test_inside.py` runs the real ones (but for SGLang, which needs a GPU), and
+`tests/frameworks/test_sources.py` the real LangChain, LlamaIndex and MCP.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from support.raw import events
 from support.waiting import soon
 
 Kind = Enum("Kind", ["CUMULATIVE", "DELTA"])
+STOPS_ON = (asyncio.CancelledError, GeneratorExit)
 
 
 def streamed(source: Any, leave_after: int = 0, **options: Any) -> tuple[hangup.Ended, list[Any]]:
@@ -52,15 +54,23 @@ def text_of(chunks: list[Any]) -> str:
 
 
 class Vllm:
-    """Like `AsyncLLM`: cumulative by default, and a closed generator aborts its request."""
+    """Like `AsyncLLM`: cumulative by default, and a closed generator aborts its request; before 0.9.2 only a cancelled one."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, stops_on: tuple[type[BaseException], ...] = STOPS_ON) -> None:
         self.params = SimpleNamespace(output_kind=kind)
         self.computed = 0
         self.aborted: list[str] = []
+        self.stops_on = stops_on
+        self.running: set[str] = set()
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self.running:
+            self.running.remove(request_id)
+            self.aborted.append(request_id)
 
     async def generate(self, prompt: str, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
         words = ["a ", "b ", "c ", "d "]
+        self.running.add(request_id)
         try:
             for at in range(len(words)):
                 await asyncio.sleep(0.01)
@@ -70,8 +80,9 @@ class Vllm:
                 finish = "length" if at == len(words) - 1 else None
                 choice = SimpleNamespace(index=0, text=text, token_ids=ids, finish_reason=finish)
                 yield SimpleNamespace(outputs=[choice])
-        except (asyncio.CancelledError, GeneratorExit):
-            self.aborted.append(request_id)
+            self.running.remove(request_id)
+        except self.stops_on:
+            await self.abort(request_id)
             raise
 
 
@@ -86,28 +97,68 @@ def test_vllm(kind: Kind) -> None:
     assert (ended.outcome.value, engine.aborted) == ("client_gone", ["r1"]) and engine.computed <= 2
 
 
-class Sglang:
-    """Like `Engine`: its generator does not abort anything when it is closed."""
+def test_a_vllm_that_ignores_a_closed_generator_is_told_by_id() -> None:
+    engine = Vllm(Kind.DELTA, stops_on=(asyncio.CancelledError,))
+    ended, _ = streamed(hangup.sources.vllm(engine, "hello", engine.params), max_tokens=2)
+    assert ended.cause == "output_tokens_max" and len(engine.aborted) == 1 and not engine.running
 
-    def __init__(self) -> None:
+
+class Sglang:
+    """Like `Engine`: its generator does not abort anything when it is closed. `forgets`: as in 0.5.18, it then forgets its
+    request, and an abort of a request that it does not know does nothing."""
+
+    def __init__(self, forgets: bool, *, asynchronous: bool = False) -> None:
         self.aborted: list[str] = []
-        self.tokenizer_manager = SimpleNamespace(abort_request=self.aborted.append)
+        self.known: set[str] = set()
+        self.forgets = forgets
+        abort = self._abort_later if asynchronous else self._abort
+        self.tokenizer_manager = SimpleNamespace(abort_request=abort)
+
+    def _abort(self, rid: str) -> None:
+        if rid in self.known:
+            self.aborted.append(rid)
+
+    async def _abort_later(self, rid: str) -> None:
+        await asyncio.sleep(0)
+        self._abort(rid)
 
     async def async_generate(self, prompt: Any, sampling_params: Any, stream: bool, rid: str) -> AsyncIterator[Any]:
         async def generate() -> AsyncIterator[Any]:
-            for at in range(1, 5):
-                await asyncio.sleep(0.01)
-                finish = {"type": "stop"} if at == 4 else None
-                yield {"text": "ab " * at, "meta_info": {"id": rid, "completion_tokens": 2 * at, "finish_reason": finish}}
+            self.known.add(rid)
+            try:
+                for at in range(1, 5):
+                    await asyncio.sleep(0.01 if prompt == "hello" else 60)
+                    finish = {"type": "stop"} if at == 4 else None
+                    yield {"text": "ab " * at, "meta_info": {"id": rid, "completion_tokens": 2 * at, "finish_reason": finish}}
+            except BaseException:
+                if self.forgets:
+                    self.known.discard(rid)
+                raise
 
         return generate()
 
 
-def test_sglang() -> None:
-    engine = Sglang()
+@pytest.mark.parametrize("forgets", [False, True])
+def test_sglang(forgets: bool) -> None:
+    engine = Sglang(forgets)
     ended, chunks = streamed(hangup.sources.sglang(engine, "hello", {}))
     assert (text_of(chunks), ended.tokens_out, engine.aborted) == ("ab " * 4, 8, [])
     ended, _ = streamed(hangup.sources.sglang(engine, "hello", {}, rid="r1"), leave_after=2)
+    assert (ended.outcome.value, engine.aborted) == ("client_gone", ["r1"])
+
+
+@pytest.mark.parametrize(("forgets", "asynchronous"), [(False, False), (True, False), (False, True)])
+def test_a_client_may_leave_before_sglangs_first_token(forgets: bool, asynchronous: bool) -> None:
+    engine = Sglang(forgets, asynchronous=asynchronous)
+
+    async def main() -> hangup.Ended:
+        client = Pretender()
+        call = asyncio.create_task(client.stream(hangup.sources.sglang(engine, "long", {}, rid="r1")))
+        await soon(lambda: engine.known)
+        client.disconnected.set()
+        return await call
+
+    ended = asyncio.run(main())
     assert (ended.outcome.value, engine.aborted) == ("client_gone", ["r1"])
 
 

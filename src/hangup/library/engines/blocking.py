@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -71,13 +72,44 @@ def _make_streamer(tokenizer: Any, deliver: Callable[[str, bool], None], options
 
 
 def llama_cpp(llm: Any, messages: Any, **options: Any) -> Callable[[CancelToken], Iterator[Any]]:
-    """Stream a chat from llama-cpp-python's `Llama`. It computes one answer at a time: further calls wait for it."""
+    """Stream a chat from llama-cpp-python's `Llama`. It computes one answer at a time: further calls wait for it. A client may
+    leave while it reads the prompt."""
 
     def chat(token: CancelToken) -> Iterator[Any]:
-        with _Turn(llm, token):
-            yield from llm.create_chat_completion(messages=messages, stream=True, **options)
+        with _Turn(llm, token), _LlamaPrefill(llm, token) as prefill:
+            for chunk in llm.create_chat_completion(messages=messages, stream=True, **options):
+                prefill.end()
+                yield chunk
 
     return chat
+
+
+class _LlamaPrefill:
+    """Lets llama.cpp ask the token while it reads the prompt, which is one step of many seconds (on CPUs and on Metal; CUDA
+    does not ask). Only then: llama.cpp asks for each node of its graph, which would be much for a single token."""
+
+    def __init__(self, llm: Any, token: CancelToken) -> None:
+        self._llm = llm
+        self._token = token
+        self._native: Any = getattr(sys.modules.get("llama_cpp"), "llama_cpp", None)
+        self._callback: Any = None
+
+    def __enter__(self) -> _LlamaPrefill:
+        if self._native is not None and hasattr(self._native, "llama_set_abort_callback"):
+            self._callback = self._native.ggml_abort_callback(lambda _: self._token.cancelled)
+            self._native.llama_set_abort_callback(self._llm.ctx, self._callback, None)
+        return self
+
+    def end(self) -> None:
+        if self._callback is not None:
+            self._native.llama_set_abort_callback(self._llm.ctx, self._native.ggml_abort_callback(), None)
+            self._callback = None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        was_reading = self._callback is not None
+        self.end()
+        if was_reading and kind is RuntimeError:  # "llama_decode returned 2", if the token ended it
+            self._token.check()
 
 
 def mlx_lm(
