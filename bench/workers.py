@@ -2,22 +2,24 @@
 
 usage: python -m bench.workers [--rounds N]
 
-Load, engine and gateway share the machine's cores, so the gain in calls per second is bounded by what the first two leave over;
-their share of the CPU time is printed beside it.
+Each worker gets the same load, so two get twice as much: fewer calls in a turn of the event loop cost more each, with any
+number of processes. Load, engine and gateway share the machine's cores, so the gain in calls per second is bounded by what the
+first two leave over.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
-import os
-import resource
+from typing import Any
 
 import uvloop
 
 from bench import load, suites, targets
+from bench.suites import Cost
 from bench.targets import Target
+
+STREAMS, CONCURRENCY = 150, 32  # for each worker
 
 
 async def measure(rounds: int) -> None:
@@ -26,36 +28,38 @@ async def measure(rounds: int) -> None:
         targets.hangup(engine.port, "--workers", "1") as one,
         targets.hangup(engine.port, "--workers", "2") as two,
     ):
-        measured = [dataclasses.replace(target, name=f"{n} workers") for target, n in ((one, 1), (two, 2))]
-        others = _Others(engine)
-        _show("streamed chunk", await suites.streams(measured, count=200, rounds=rounds), others)
-        _show("embeddings call", await suites.requests(measured, "/v1/embeddings", {"input": "x"}, rounds=rounds), others)
-        _show("chat call", await suites.requests(measured, "/v1/chat/completions", load.CHAT, rounds=rounds), others)
+        measured = {1: one, 2: two}
+        _show("streamed chunk", await _in_turn(measured, rounds, _streams))
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/chat/completions", load.CHAT)):
+            _show(path, await _in_turn(measured, rounds, lambda target, n, p=path, b=body: _calls(target, n, p, b)))
 
 
-class _Others:
-    """The CPU time of load and engine."""
-
-    def __init__(self, engine: Target) -> None:
-        self._engine = engine
-        self._before = self._now()
-
-    def _now(self) -> float:
-        own = resource.getrusage(resource.RUSAGE_SELF)
-        return own.ru_utime + own.ru_stime + self._engine.cpu_s()
-
-    def take_s(self) -> float:
-        before, self._before = self._before, self._now()
-        return self._before - before
+async def _in_turn(measured: dict[int, Target], rounds: int, window: Any) -> dict[int, Cost]:
+    costs = {workers: Cost(f"{workers} workers") for workers in measured}
+    for _ in range(rounds):
+        for workers, target in measured.items():
+            (cost,) = await window(target, workers)
+            total = costs[workers]
+            total.units, total.cpu_s, total.wall_s = (
+                total.units + cost.units,
+                total.cpu_s + cost.cpu_s,
+                total.wall_s + cost.wall_s,
+            )
+    return costs
 
 
-def _show(unit: str, costs: list[suites.Cost], others: _Others) -> None:
-    seconds, used = sum(cost.wall_s for cost in costs), others.take_s()
-    for cost in costs:
-        print(f"{unit}, {cost.name}: {cost.us:.1f} us of CPU, {cost.rate:.0f}/s over {cost.wall_s:.0f} s")
-    first, last = costs
-    print(f"  {last.us - first.us:+.1f} us, {last.rate / first.rate:.2f} times the rate;", end=" ")
-    print(f"load and engine used at most {used / seconds / (os.cpu_count() or 1):.0%} of the machine")
+async def _streams(target: Target, workers: int) -> list[Cost]:
+    return await suites.streams([target], count=STREAMS * workers, rounds=1)
+
+
+async def _calls(target: Target, workers: int, path: str, body: dict[str, Any]) -> list[Cost]:
+    return await suites.requests([target], path, body, concurrency=CONCURRENCY * workers, rounds=1)
+
+
+def _show(unit: str, costs: dict[int, Cost]) -> None:
+    for cost in costs.values():
+        print(f"{unit}, {cost.name}: {cost.us:.1f} us of CPU, {cost.rate:.0f}/s over {cost.wall_s:.0f} s", flush=True)
+    print(f"  {costs[2].us - costs[1].us:+.1f} us, {costs[2].rate / costs[1].rate:.2f} times the rate", flush=True)
 
 
 if __name__ == "__main__":

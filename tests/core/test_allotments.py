@@ -180,6 +180,17 @@ def test_an_idle_member_returns_what_another_needs() -> None:
     assert told(hub.report("a", [row(held=1, number=3)])) == {"b": 7}
 
 
+def test_it_is_known_whether_more_may_come() -> None:
+    hub = PlaceAllocator(HOLD_S)
+    assert not hub.expects_more(PLACES)
+    hub.report("a", [row(demand=2)])
+    assert not hub.expects_more(PLACES)
+    hub.report("b", [row(demand=9)])
+    assert hub.expects_more(PLACES), "a was asked to return what it does not use"
+    hub.report("a", [row(held=2, demand=2, number=2)])
+    assert not hub.expects_more(PLACES)
+
+
 def test_a_members_places_stay_taken_for_a_moment_after_its_death() -> None:
     hub = PlaceAllocator(HOLD_S)
     hub.report("a", [row()])

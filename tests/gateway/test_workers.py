@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -302,6 +303,24 @@ def test_a_signal_drains_all_workers_and_a_second_one_ends_it() -> None:
         engine.wait_idle()
 
 
+def test_a_tenants_quota_is_one_for_all_workers() -> None:
+    """Never more calls than `concurrency_max`, and no call is refused while part of it is unused."""
+    key = "k" * 20
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    with StandIn(slots=32, prefill_s=0.01, token_s=0.01, answer_tokens=LONG) as engine:
+        config = f'[[backend]]\nurl = "{engine.url}"\n[[tenant]]\nname = "t"\nconcurrency_max = 4\nkey_sha256 = ["{digest}"]\n'
+        with Gateway(config=config, workers=2) as gateway:
+            for _ in range(3):
+                with contextlib.ExitStack() as stack:
+                    clients = [stack.enter_context(Client(gateway.address)) for _ in range(12)]
+                    for client in clients:
+                        client.chat({"Authorization": f"Bearer {key}"}, stream=True, max_tokens=LONG)
+                    heads = Counter(client.read_head()[0] for client in clients)
+                    assert heads == {200: 4, 429: 8}
+                engine.wait_idle()
+                wait_until(lambda: not get_json(f"{gateway.admin_url}/api/calls")["live"])
+
+
 def test_an_engine_that_works_for_another_worker_is_not_stuck() -> None:
     """vLLM counts no tokens for embeddings, so its figures stand still. The worker without calls must not take it for stuck."""
     with (
@@ -325,11 +344,11 @@ def test_workers_end_with_their_supervisor() -> None:
 
 
 UPSTREAM = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
-QUOTA = '[[tenant]]\nname = "t"\nconcurrency_max = 3\nkey_sha256 = ["' + "a" * 64 + '"]\n'
+QUOTA = '[[tenant]]\nname = "t"\ntokens_per_minute = 3\nkey_sha256 = ["' + "a" * 64 + '"]\n'
 REFUSED = {
     "the embedded engine": ("", "embedded engine"),
     "an engine per worker": (UPSTREAM + 'spawn = "true"\n', "would spawn"),
-    "a quota": (UPSTREAM + QUOTA, "concurrency_max of tenant t"),
+    "a quota": (UPSTREAM + QUOTA, "tokens_per_minute of tenant t"),
 }
 
 

@@ -51,11 +51,13 @@ class Placement:
     def __init__(
         self, limits: AdmissionLimits, backends: Backends, loop: asyncio.AbstractEventLoop, *, shares_slots: bool = False
     ) -> None:
-        """`shares_slots`: other processes send calls to the same backends, so slots are used only as they are allotted."""
+        """`shares_slots`: other processes send calls to the same backends for the same tenants, so slots and `concurrency_max`
+        are used only as they are allotted."""
         self.admission: Admission[Placed] = Admission(limits, [], random.random)
         self.pauses = BackendPauses(loop, self._pause, self._resume)
         self._backends = backends
-        self._shares_slots = shares_slots
+        self._shares_slots = self.admission.shares_quotas = shares_slots
+        self.on_arrival: Callable[[Ticket[Placed], str], bool] | None = None  # returns True if it holds the call back
         self.on_wait: Callable[[], None] | None = None  # called when a call has to wait
         self._act: Callable[[Iterable[Action[Placed]]], None] = ActionLoop(self._carry_out, self._action_failed).run
 
@@ -76,6 +78,12 @@ class Placement:
 
     def place(self, ticket: Ticket[Placed], tenant: str) -> None:
         """Start the call, queue it or refuse it. The ticket represents all that the call holds, until its end."""
+        if self.on_arrival is not None and not ticket.job and self.on_arrival(ticket, tenant):
+            return
+        self.arrive(ticket, tenant)
+
+    def arrive(self, ticket: Ticket[Placed], tenant: str) -> None:
+        """Let admission decide about a call."""
         self._act(self.admission.arrive(ticket, tenant, time.monotonic()))
         if self.on_wait is not None and ticket.queued:
             self.on_wait()

@@ -58,6 +58,7 @@ class Admission(Generic[K]):
 
     def __init__(self, limits: AdmissionLimits, loads: Iterable[BackendLoad], jitter: Callable[[], float]) -> None:
         self._nothing: list[Action[K]] = []  # shared, and never changed
+        self.shares_quotas = False  # a new tenant may use nothing of its `concurrency_max` before something is allotted
         self.fleet = Fleet(loads)
         self.queue: Queue[K] = Queue(limits.lifo_after_s)
         self.jobs: JobQueue[K] = JobQueue(self.fleet, limits)
@@ -94,6 +95,8 @@ class Admission(Generic[K]):
         found = self.tenants.get(name)
         if found is None:
             found = self.tenants[name] = Tenant(name, self._terms.get(name, TenantTerms()))
+            if self.shares_quotas:
+                found.allotted = 0
         return found
 
     def jobs_waiting(self, tenant_name: str) -> int:
@@ -447,7 +450,7 @@ class Admission(Generic[K]):
 
     def _over_quota(self, tenant: Tenant[Ticket[K]], now: float) -> Reason | None:
         terms = tenant.terms
-        if terms.concurrency_max and tenant.in_flight + tenant.waiting >= terms.concurrency_max:
+        if terms.concurrency_max and tenant.in_flight + tenant.waiting >= min(terms.concurrency_max, tenant.allotted):
             return reasons.TENANT_CONCURRENCY
         if tenant.allowance is not None and tenant.allowance.remaining(now) <= 0:
             return reasons.TENANT_TOKENS

@@ -21,6 +21,7 @@ class Band(IntEnum):
     LOW = 2
 
 
+NO_LIMIT = 10**9  # calls
 _PREDICTED_UNKNOWN = 256  # output tokens expected of a call before anything is known
 
 
@@ -67,6 +68,7 @@ class Tenant(Generic[Q]):
 
     __slots__ = (
         "_lengths",
+        "allotted",
         "allowance",
         "has_quota",
         "in_flight",
@@ -87,6 +89,7 @@ class Tenant(Generic[Q]):
         self.served = 0.0  # weighted tokens: the virtual counter that decides who is next
         self.waiting = 0  # queued, or set aside
         self.in_flight = 0
+        self.allotted = NO_LIMIT  # of its `concurrency_max`, what this process may use: others serve the tenant as well
         self.version = 0  # of its entry in the queue's heap
         self.patience = TenantPatience()
         self.patience_s: float | None = None  # how long its clients would wait in the queue, on average

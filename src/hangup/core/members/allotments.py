@@ -154,6 +154,11 @@ class PlaceAllocator:
         found = self._resources.get(resource)
         return 0 if found is None else _taken(found)
 
+    def expects_more(self, resource: str) -> bool:
+        """Return whether members were asked to return places of this resource, and have not done so yet."""
+        found = self._resources.get(resource)
+        return found is not None and any(holder.granted > holder.allowed for holder in found.holders.values())
+
     def _missed(self, member: str, name: str) -> bool:
         """Return whether the member had not seen its latest grant when it reported; the grant may be lost or on its way."""
         holder = self._resources[name].holders[member]

@@ -20,11 +20,13 @@ from hangup.core.reaper import PendingStop
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.workers.asgi import ask_app
 from hangup.gateway.workers.channel import Channel, Message, unpacked
+from hangup.gateway.workers.quotas import SharedQuotas
 from hangup.tasks import TASKS, Tasks
 
 REPORT_S = 0.1  # between two reports while nobody waits for a place,
 _HURRY_S = 0.02  # while somebody may,
-_SOON_S = 0.002  # and after a call had to wait: several may, so they are reported together
+_SOON_S = 0.002  # and after a call had to wait for what may be unused elsewhere: several may, so they are reported together,
+_SOON_AGAIN_S = 0.01  # at most this often
 _LEFT = "worker_died"  # the cause of a call whose worker died
 
 
@@ -53,12 +55,16 @@ class SupervisorLink:
         self._sent_calls: dict[str, tuple[str, str]] = {}  # the calls in engines that the supervisor knows: backend and key
         self._answers = Tasks("admin answer")
         self._soon: asyncio.TimerHandle | None = None
+        self._soon_from = 0.0  # not before this time
+        self._has_slots = False  # any backend has slots, which are allotted
         self._server: LinkedServer | None = None
 
     def start(self, server: LinkedServer) -> None:
         """Begin to report, and to do what the supervisor asks for. Ready: this worker can serve calls."""
         self._server = server
-        server.gateway.placement.on_wait = self._report_soon
+        placement = server.gateway.placement
+        placement.on_wait = self._call_waits
+        self._quotas = SharedQuotas(placement, self._allotments, self._report_soon)
         self._tasks = [TASKS.keep("supervisor", self._listen), TASKS.keep("report", self._report_for_ever)]
 
     def ready(self) -> None:
@@ -68,6 +74,7 @@ class SupervisorLink:
     async def close(self) -> None:
         if self._server is not None:
             self._server.gateway.placement.on_wait = None
+            self._quotas.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -90,15 +97,34 @@ class SupervisorLink:
     def _in_hurry(self) -> bool:
         """Return whether a place may be needed here or elsewhere."""
         assert self._server is not None
+        if not self._has_slots:
+            return False
         if self._server.gateway.placement.admission.queue.count:
             return True
         return any(load.slots and load.in_flight > load.allotted for load in self._loads())
 
+    def _call_waits(self) -> None:
+        if self._has_slots:
+            self._report_soon()
+
     def _report_soon(self) -> None:
+        """Report places soon; calls are reported at the usual interval."""
         if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._report)
+            loop = asyncio.get_running_loop()
+            at = max(loop.time() + _SOON_S, self._soon_from)
+            self._soon_from = at + _SOON_AGAIN_S
+            self._soon = loop.call_at(at, self._report_places)
 
     def _report(self) -> None:
+        """Report everything."""
+        assert self._server is not None
+        gateway = self._server.gateway
+        output = {name: b.last_output_at for name, b in gateway.backends.by_name.items() if b.last_output_at > -math.inf}
+        new, gone = self._changed_calls(gateway, output)
+        self.channel.send("calls", new=new, gone=gone, live=len(gateway.registry.live), output=output)
+        self._report_places()
+
+    def _report_places(self) -> None:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -110,11 +136,11 @@ class SupervisorLink:
             if load.slots:
                 demand = load.in_flight + (waiting if load.health.takes_calls else 0)
                 rows.append(self._allotments.report(load.name, load.slots, load.in_flight, demand))
+        self._has_slots = bool(rows)
+        rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)
-        output = {name: b.last_output_at for name, b in gateway.backends.by_name.items() if b.last_output_at > -math.inf}
-        new, gone = self._changed_calls(gateway, output)
         places = [(row.resource, row.capacity, row.held, row.demand, row.number) for row in rows]
-        self.channel.send("report", places=places, new=new, gone=gone, live=len(gateway.registry.live), output=output)
+        self.channel.send("places", places=places, asks=self._quotas.asked_for())
 
     def _changed_calls(self, gateway: Gateway, output: dict[str, float]) -> tuple[list[tuple[object, ...]], list[str]]:
         """Return the calls that are in engines and were not at the last report, and the ids of those that are there no more.
@@ -157,6 +183,8 @@ class SupervisorLink:
         elif kind == "configuration":
             self.configuration = unpacked(message["packed"])
             self._server.reload()
+        elif kind == "considered":
+            self._quotas.considered(message["more_may_come"])
         elif kind == "output":
             self._note_output(message["at"])
         elif kind == "drain":
@@ -177,9 +205,13 @@ class SupervisorLink:
         loads = {load.name: load for load in self._loads()}
         for name, allowed, number in grants:
             load = loads.get(name)
-            if self._allotments.take(Grant("", name, allowed, number)) and load is not None:
+            if not self._allotments.take(Grant("", name, allowed, number)):
+                continue
+            if load is not None:
                 self._server.gateway.placement.allot(load, allowed)
-        self._report()  # others may wait for what is returned
+            else:
+                self._quotas.granted(name, allowed)
+        self._report_places()  # others may wait for what is returned
 
     async def _answer(self, number: int, method: str, target: str) -> None:
         assert self.admin_app is not None

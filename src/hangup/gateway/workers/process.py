@@ -12,7 +12,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Iterable, Sequence
 
-from hangup.core.members import LeftCall, PlaceReport
+from hangup.core.members import LeftCall
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.channel import Channel, Message
 
@@ -63,15 +63,14 @@ class WorkerProcess:
 
     # Reports
 
-    def reported(self, message: Message) -> list[PlaceReport]:
-        """Note a report; return what it says about places."""
+    def reported(self, message: Message) -> None:
+        """Note a report of its calls."""
         self.live = message["live"]
         self.last_output_at = message["output"]
         for id, backend, key, tenant, model, tokens, choices in message["new"]:
             self.calls[id] = LeftCall(id, backend, key, tenant, model, tokens, choices)
         for id in message["gone"]:
             self.calls.pop(id, None)
-        return [PlaceReport(*row) for row in message["places"]]
 
     # Questions
 

@@ -28,10 +28,9 @@ def check_for_workers(settings: Settings) -> None:
         if backend.spawn
     ]
     problems += [
-        f"workers: {name} of tenant {tenant.name} would apply to each worker, not to all together"
+        f"workers: tokens_per_minute of tenant {tenant.name} would apply to each worker, not to all together"
         for tenant in settings.tenant
-        for name in ("concurrency_max", "tokens_per_minute")
-        if getattr(tenant, name)
+        if tenant.tokens_per_minute
     ]
     if settings.jobs == "provider":
         problems.append('workers: jobs = "provider" follows jobs in one process')

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hangup.config.load import Configuration
 from hangup.core.clocks import Backoff
-from hangup.core.members import Grant, LeftCalls, Members, PlaceAllocator
+from hangup.core.members import Grant, LeftCalls, Members, PlaceAllocator, PlaceReport
 from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
@@ -156,8 +156,13 @@ class Supervisor:
 
     def _handle(self, worker: WorkerProcess, message: Message) -> None:
         kind = message["kind"]
-        if kind == "report":
-            self._send(self._places.report(worker.name, worker.reported(message)))
+        if kind == "calls":
+            worker.reported(message)
+        elif kind == "places":
+            self._send(self._places.report(worker.name, [PlaceReport(*row) for row in message["places"]]))
+            if message["asks"]:  # it holds calls back until it knows whether there is more
+                more = {resource: self._places.expects_more(resource) for resource in message["asks"]}
+                worker.channel.send("considered", more_may_come=more)
         elif kind == "answer":
             worker.answered(message)
         elif kind == "ready":
