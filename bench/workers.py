@@ -30,7 +30,8 @@ async def measure(rounds: int) -> None:
     ):
         measured = {1: one, 2: two}
         _show("streamed chunk", await _in_turn(measured, rounds, _streams))
-        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/chat/completions", load.CHAT)):
+        instant = {**load.CHAT, "instant": True}
+        for path, body in (("/v1/embeddings", {"input": "x"}), ("/v1/chat/completions", instant)):
             _show(path, await _in_turn(measured, rounds, lambda target, n, p=path, b=body: _calls(target, n, p, b)))
 
 
