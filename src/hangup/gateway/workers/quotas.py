@@ -29,14 +29,12 @@ class SharedQuotas:
         self._report_soon = report_soon
         self._held: dict[str, deque[Ticket[Placed]]] = {}
         self._used_at: dict[str, float] = {}  # when each tenant with an allotment last had a call
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: dict[Ticket[Placed], asyncio.TimerHandle] = {}  # of the held calls
         placement.on_arrival = self._hold
 
     def close(self) -> None:
         """Decide all held calls now."""
         self._placement.on_arrival = None
-        for timer in self._timers:
-            timer.cancel()
         for name in list(self._held):
             self._decide(name, len(self._held[name]))
 
@@ -84,8 +82,7 @@ class SharedQuotas:
         if not self._lacks(tenant):
             return False
         self._held.setdefault(name, deque()).append(ticket)
-        timer = asyncio.get_running_loop().call_later(_HELD_S, lambda: self._time_is_up(timer, name, ticket))
-        self._timers.add(timer)
+        self._timers[ticket] = asyncio.get_running_loop().call_later(_HELD_S, self._time_is_up, name, ticket)
         self._report_soon()
         return True
 
@@ -93,17 +90,15 @@ class SharedQuotas:
         used = tenant.in_flight + tenant.waiting + len(self._held.get(tenant.name, ()))
         return tenant.allotted < tenant.terms.concurrency_max and used >= tenant.allotted
 
-    def _time_is_up(self, timer: asyncio.TimerHandle, name: str, ticket: Ticket[Placed]) -> None:
-        self._timers.discard(timer)
-        held = self._held.get(name)
-        if held is not None and ticket in held:
-            self._decide(name, held.index(ticket) + 1)
+    def _time_is_up(self, name: str, ticket: Ticket[Placed]) -> None:
+        self._decide(name, self._held[name].index(ticket) + 1)
 
     def _decide(self, name: str, count: int) -> None:
         """Let admission decide about the calls that were held first."""
         held = self._held.get(name)
         while held and count > 0:
             ticket = held.popleft()
+            self._timers.pop(ticket).cancel()
             if not ticket.key.call.ended:
                 count -= 1
                 self._placement.arrive(ticket, name)
