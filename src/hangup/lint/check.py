@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hangup.lint import rules
 from hangup.lint.extract import extract
 from hangup.lint.facts import FileFacts, Place
+from hangup.lint.files import Files
 from hangup.lint.finding import Finding, Severity
 from hangup.lint.project import Project
 from hangup.lint.rule import RULES
@@ -42,7 +43,9 @@ def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING) -> FileFa
             warnings.simplefilter("ignore")  # warnings about the user's literals are not our business
             tree = ast.parse(source, feature_version=min(target, RUNNING))
             text = source if isinstance(source, str) else source.decode("utf-8-sig", "replace")
-            facts = extract(Module(text, tree))
+            module = Module(text, tree)
+            facts = extract(module)
+            module.release()
     except (SyntaxError, ValueError, RecursionError) as error:
         line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
         raise Unreadable(line, column, f"cannot parse the file: {getattr(error, 'msg', error)}") from None
@@ -60,7 +63,7 @@ def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[s
         facts = read_facts(source)
     except Unreadable as error:
         return [unreadable(path, error)] if SYNTAX in codes else []
-    return lint_facts({path: facts}, lambda _: codes)
+    return lint_facts(Files({path: facts}), lambda _: codes)
 
 
 def unreadable(path: str, error: Unreadable) -> Finding:
@@ -69,18 +72,24 @@ def unreadable(path: str, error: Unreadable) -> Finding:
 
 
 def lint_facts(
-    files: Mapping[str, FileFacts],
+    files: Files,
     codes_for: Callable[[str], Collection[str]],
     reported: Collection[str] | None = None,
 ) -> list[Finding]:
     """Return the findings in the `reported` files (all, if None), judged with the facts of all files."""
-    project = Project(dict(files))
-    chosen = {path: codes_for(path) for path in (files if reported is None else reported) if path in files}
-    ignores = {path: Ignores(files[path].ignores) for path in chosen}
+    project = Project(files)
+    chosen = {path: codes_for(path) for path in (files.paths() if reported is None else reported)}
+    hits = {
+        code: list(RULES[code].check(project))
+        for code in sorted({code for codes in chosen.values() for code in codes if code in RULES})
+    }
+    files.close()
+    chosen = {path: codes for path, codes in chosen.items() if path in files.read}  # rules may read further files
+    ignores = {path: Ignores(files.read[path].ignores) for path in chosen}
     found: dict[tuple[str, int, int, str], Finding] = {}
-    for code in sorted({code for codes in chosen.values() for code in codes if code in RULES}):
+    for code in sorted(hits):
         rule = RULES[code]
-        for hit in rule.check(project):
+        for hit in hits[code]:
             if code not in chosen.get(hit.path, ()) or ignores[hit.path].covers(code, hit.place[0], hit.place[3]):
                 continue
             line, column, last, _ = hit.place

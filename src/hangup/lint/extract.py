@@ -7,7 +7,7 @@ import re
 
 from hangup.lint import spawns, vocabulary
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
-from hangup.lint.handlers import framework_of, handler, registration, route_path
+from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
 from hangup.lint.text import annotation, places, reference
@@ -18,6 +18,14 @@ _STREAMS = frozenset(
 _WATCHES = re.compile(
     r"is_disconnected|(with|until|on|for|if)_(client_)?disconnect|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect|is_active\(|add_done_callback"
     r"|context\.cancelled|on_connection_close"
+)
+_WATCHING_WORDS = (
+    "disconnect",
+    "with_cancellation",
+    "is_active(",
+    "add_done_callback",
+    "context.cancelled",
+    "on_connection_close",
 )
 _WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
 # Calls of these say nothing about inference and are by far the most.
@@ -46,7 +54,8 @@ class _Extract:
         self.framework = framework_of(module)
         self.bases = {node.name: [reference(base) for base in node.bases] for node in module.classes}
         text = module.text
-        self.watching = [text.count("\n", 0, found.start()) + 1 for found in _WATCHES.finditer(text)]
+        looks = any(word in text for word in _WATCHING_WORDS)  # a search for words is much faster than one for the pattern
+        self.watching = [text.count("\n", 0, found.start()) + 1 for found in _WATCHES.finditer(text)] if looks else []
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
 
     def run(self) -> FileFacts:
@@ -129,10 +138,11 @@ class _Extract:
         made.receives |= last.startswith(("receive", "iter_"))
         if last in {"AppRunner", "run_app"} and _is_true(site.keyword("handler_cancellation")):
             self.facts.cancels_handlers = True
-        spawns.spawn(module, site, made)
-        given, framework = registration(module, site, self.framework)
-        if given is not None and (ref := reference(given)):
-            self.facts.registered.append((ref, framework, site.function.number))
+        spawns.spawn(module, site, last, made)
+        if last in REGISTERING:
+            given, framework = registration(module, site, self.framework)
+            if given is not None and (ref := reference(given)):
+                self.facts.registered.append((ref, framework, site.function.number))
         if last in _COMMON:
             return
         verb = vocabulary.direct(module, site)

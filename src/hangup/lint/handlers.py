@@ -43,6 +43,9 @@ _REGISTER = {
     "re_path": 1,
     "url": 1,
 }
+REGISTERING = frozenset({*_REGISTER, "post", "get"})  # the last part of a call that may register a handler
+# A file that registers handlers has one of these words. (Django's `path` is too common a word; `urlpatterns` is beside it.)
+WORDS_OF_REGISTRATION = frozenset(_REGISTER) - {"path", "re_path", "url"} | {"urlpatterns", "web"}
 
 
 def framework_of(module: Module) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
+from hangup.lint.files import Files
 
 Key = tuple[str, int]  # a function: path of the file, number in it
 MANY = 64  # methods with one name, above which the name says nothing
@@ -36,8 +37,9 @@ _ANYONES = frozenset(
 
 
 class Names:
-    def __init__(self, files: dict[str, FileFacts]) -> None:
-        self.files = files
+    def __init__(self, source: Files) -> None:
+        self.source = source
+        self.files = source.read
         self.modules: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)  # last part of a module's name -> files
         self.parts: dict[str, tuple[str, ...]] = {}
         self.methods: dict[str, list[Key]] = defaultdict(list)
@@ -45,16 +47,19 @@ class Names:
         self.nested: dict[str, dict[tuple[int, str], int]] = {}
         self.classes: dict[str, dict[str, ClassFacts]] = {}
         self._cache: dict[tuple[str, int, str], Value | None] = {}
-        for path, facts in files.items():
-            self._add(path, facts)
+        for path in source.paths():
+            self._add_module(path)
 
-    def _add(self, path: str, facts: FileFacts) -> None:
+    def _add_module(self, path: str) -> None:
         parts = PurePath(path).with_suffix("").parts
         if parts and parts[-1] == "__init__":
             parts = parts[:-1]
         self.parts[path] = parts
         if parts:
             self.modules[parts[-1]].append((parts, path))
+
+    def add(self, path: str, facts: FileFacts) -> None:
+        """Take in what a file defines."""
         members: dict[tuple[str, str], int] = {}
         nested: dict[tuple[int, str], int] = {}
         for number, function in enumerate(facts.functions):
@@ -72,10 +77,23 @@ class Names:
     def function(self, key: Key) -> FunctionFacts:
         return self.files[key[0]].functions[key[1]]
 
+    def methods_named(self, name: str) -> list[Key]:
+        """Return the methods with a name, without those that have no body of their own."""
+        self.source.read_definers(name)
+        return sorted(key for key in self.methods.get(name, ()) if not self.function(key).abstract)
+
     # Modules
 
     def module(self, name: str, importer: str) -> str:
         """Return the file of a module that `importer` imports, or "" if the project has none."""
+        while path := self._module(name, importer):
+            if self.source.has(path):
+                return path
+            last = self.parts[path][-1]  # it cannot be parsed
+            self.modules[last] = [found for found in self.modules[last] if found[1] != path]
+        return ""
+
+    def _module(self, name: str, importer: str) -> str:
         level = len(name) - len(name.lstrip("."))
         wanted = tuple(p for p in name.lstrip(".").split(".") if p)
         if level:
@@ -240,9 +258,7 @@ class Names:
         return self._by_name(path, number, receiver, verb)
 
     def _concrete(self, key: Key) -> list[Key]:
-        return self._near(key[0], [k for k in self.methods.get(self.function(key).name, ()) if not self.function(k).abstract])[
-            :MANY
-        ]
+        return self._near(key[0], self.methods_named(self.function(key).name))[:MANY]
 
     def _near(self, path: str, keys: list[Key]) -> list[Key]:
         """Leave out functions of other applications in the same tree, if there are any in this one."""
@@ -253,7 +269,7 @@ class Names:
         known = self.find(path, number, receiver)
         if known is not None and known.kind in {"made", "module", "function"}:
             return []
-        candidates = self._near(path, [k for k in self.methods.get(verb, ()) if not self.function(k).abstract])
+        candidates = self._near(path, self.methods_named(verb))
         words = _words(receiver)
         similar = [k for k in candidates if words & _words(self.function(k).class_name)]
         if similar:

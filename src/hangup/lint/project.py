@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
+from hangup.lint.files import Files
+from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.names import Key, Names
-from hangup.lint.vocabulary import is_made_call
+from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext"})
 _MAKERS = {
@@ -41,91 +43,132 @@ class Runs:
 
 
 class Project:
-    def __init__(self, files: dict[str, FileFacts]) -> None:
-        self.files = files
-        self.names = Names(files)
+    def __init__(self, source: Files) -> None:
+        self.source = source
+        self.files = source.read
+        self.names = Names(source)
         self.runs: dict[Key, Runs] = {}
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
         self.by_spawn: dict[tuple[str, int, int], Runs] = {}
-        self.handlers: dict[Key, str] = {}
         self._callers: dict[str, list[tuple[Key, int]]] = defaultdict(list)
         self._spawners: dict[str, list[tuple[Key, int]]] = defaultdict(list)
+        self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
+        self._handlers: dict[Key, str] = {}
         self._reached: dict[Key, bool] = {}
-        self._index()
-        self._find_handlers()
+        self._unmarked: deque[str] = deque()
+        source.on_read = self._add
+        for path, facts in list(self.files.items()):
+            self._add(path, facts)
         self._spread()
 
     def function(self, key: Key) -> FunctionFacts:
         return self.files[key[0]].functions[key[1]]
 
     def functions(self) -> Iterator[tuple[Key, FunctionFacts]]:
-        for path, facts in self.files.items():
+        for path, facts in sorted(self.files.items()):
             for number, function in enumerate(facts.functions):
                 yield (path, number), function
 
-    def _index(self) -> None:
-        for key, function in self.functions():
-            imports = self.files[key[0]].imports
+    def _add(self, path: str, facts: FileFacts) -> None:
+        """Take in a file that was read."""
+        self.names.add(path, facts)
+        for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
-                self._callers[_last(imports.get(call.ref, call.ref))].append((key, index))
+                self._callers[_last(facts.imports.get(call.ref, call.ref))].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
-                self._spawners[_last(imports.get(spawn.target, spawn.target))].append((key, index))
+                self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
+        for ref, framework, number in facts.registered:
+            given = facts.functions[number].assigned.get(ref, ())
+            for name in {_last(facts.imports.get(r, r)) for r in (ref, *given)}:
+                self._registered[name].append((path, number, ref, framework))
+        self._unmarked.append(path)
+
+    def _read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
+        """Read the files that may call a function: none but its own if it is inside another one."""
+        if function.outer <= 0 or function.class_name:
+            self.source.read_users(function.name, method=bool(function.class_name), below=below, beside=beside)
+
+    def callers(self, name: str) -> list[tuple[Key, int]]:
+        """Return the calls of something with this name."""
+        return sorted(self._callers.get(name, ()))
+
+    def spawners(self, name: str) -> list[tuple[Key, int]]:
+        return sorted(self._spawners.get(name, ()))
 
     # Handlers
 
-    def _find_handlers(self) -> None:
-        for key, function in self.functions():
-            kind = function.handler
-            if not kind and function.route:
-                value = self.names.find(key[0], 0, function.route)
-                made = value.name.split(".") if value is not None and value.kind == "made" else []
-                kind = next((_MAKERS[part] for part in made if part in _MAKERS), "")
-            if kind:
-                self.handlers[key] = kind
-        for path, facts in self.files.items():
-            for ref, framework, number in facts.registered:
-                value = self.names.find(path, number, ref)
-                if value is not None and value.kind == "function":
-                    key = (value.path, value.number)
-                    kind = framework or "starlette"
-                    if kind == "django" and self.function(key).is_async:
-                        kind = "django async"
-                    self.handlers.setdefault(key, kind)
+    def handler(self, key: Key) -> str:
+        """Return the framework that calls this function for a request; "" if none does."""
+        found = self._handlers.get(key)
+        if found is None:
+            found = self._handlers[key] = self._own_handler(key) or self._registered_handler(key)
+        return found
+
+    def _own_handler(self, key: Key) -> str:
+        function = self.function(key)
+        if function.handler or not function.route:
+            return function.handler
+        value = self.names.find(key[0], 0, function.route)
+        made = value.name.split(".") if value is not None and value.kind == "made" else []
+        return next((_MAKERS[part] for part in made if part in _MAKERS), "")
+
+    def _registered_handler(self, key: Key) -> str:
+        function = self.function(key)
+        if not function.name:
+            return ""
+        self._read_users(function, beside=WORDS_OF_REGISTRATION)
+        for path, number, ref, framework in sorted(self._registered.get(function.name, ())):
+            value = self.names.find(path, number, ref)
+            if value is not None and value.kind == "function" and (value.path, value.number) == key:
+                kind = framework or "starlette"
+                return "django async" if kind == "django" and function.is_async else kind
+        return ""
+
+    def handlers(self) -> Iterator[tuple[Key, str]]:
+        """Yield the handlers that run inference or have a route that says so, each with its framework."""
+        running = {(path, number) for path, number, _ in (*self.by_call, *self.by_spawn)}
+        for key, function in list(self.functions()):
+            if (key in running or function.path) and (kind := self.handler(key)):
+                yield key, kind
 
     # Inference
 
     def _spread(self) -> None:
         """Mark the functions that make direct calls, then those that call them, until nothing is new."""
         fresh: deque[Key] = deque()
-        for key, function in self.functions():
+        while self._unmarked or fresh:
+            if self._unmarked:
+                self._mark_file(self._unmarked.popleft(), fresh)
+                continue
+            key = fresh.popleft()
+            runs, function = self.runs[key], self.function(key)
+            if function.watches or function.name in {"__call__", "__init__"}:
+                continue
+            self._read_users(function, below=runs.forwards)
+            for caller, index in self.callers(function.name):
+                self._mark_caller(caller, index, key, runs, fresh)
+            for spawner, index in self.spawners(function.name):
+                self._mark_spawner(spawner, index, key, runs, fresh)
+            for spawner, index in self._spawners.get(f"#{key[1]}", ()):
+                if spawner[0] == key[0]:
+                    self._mark_spawn(spawner, self.function(spawner), index, self.function(spawner).spawns[index], runs, fresh)
+
+    def _mark_file(self, path: str, fresh: deque[Key]) -> None:
+        """Mark the functions of a file that make direct calls."""
+        for number, function in enumerate(self.files[path].functions):
+            key = (path, number)
             for index, call in enumerate(function.calls):
                 if call.direct or self._judge_by_maker(key, call):
                     self._mark_direct(key, function, index, call, fresh)
             for index, spawn in enumerate(function.spawns):
                 if spawn.direct:
-                    runs = Runs(spawn.target, key[0], spawn.place[0], blocks=spawn.kind in {"thread", "executor"})
+                    runs = Runs(spawn.target, path, spawn.place[0], blocks=spawn.kind in {"thread", "executor"})
                     self._mark_spawn(key, function, index, spawn, runs, fresh)
-        while fresh:
-            key = fresh.popleft()
-            runs, function = self.runs[key], self.function(key)
-            if function.watches:
-                continue
-            names = {function.name, "__call__" if function.name == "__call__" else function.name}
-            if function.name in {"__call__", "__init__"}:
-                continue
-            for name in names:
-                for caller, index in self._callers.get(name, ()):
-                    self._mark_caller(caller, index, key, runs, fresh)
-                for spawner, index in self._spawners.get(name, ()):
-                    self._mark_spawner(spawner, index, key, runs, fresh)
-            for spawner, index in self._spawners.get(f"#{key[1]}", ()):
-                if spawner[0] == key[0]:
-                    self._mark_spawn(spawner, self.function(spawner), index, self.function(spawner).spawns[index], runs, fresh)
 
     def _judge_by_maker(self, key: Key, call: CallFacts) -> bool:
         """Return whether the receiver was made by an SDK in another file: then the call is inference, too."""
         receiver, _, verb = call.ref.rpartition(".")
-        if not receiver or verb not in _MADE_VERBS:
+        if not receiver or verb not in MADE_VERBS:
             return False
         value = self.names.find(key[0], key[1], receiver)
         if value is None or value.kind != "made" or not is_made_call(value.name, verb):
@@ -232,7 +275,7 @@ class Project:
         seen, todo = {key}, [key]
         while todo:
             here = todo.pop()
-            if here in self.handlers or self._reached.get(here):
+            if self._reached.get(here) or self.handler(here):
                 self._reached[key] = True
                 return True
             for caller in self._callers_of(here):
@@ -250,19 +293,16 @@ class Project:
         name = function.name
         if not name:
             return
-        for caller, index in self._callers.get(name, ()):
+        self._read_users(function)
+        for caller, index in self.callers(name):
             if key in self.names.callees(caller[0], caller[1], self.function(caller).calls[index].ref):
                 yield caller
-        for caller, index in self._spawners.get(name, ()):
+        for caller, index in self.spawners(name):
             if key in self.names.callees(caller[0], caller[1], self.function(caller).spawns[index].target):
                 yield caller
 
 
 _SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTask", "Thread", "submit"})
-_MADE_VERBS = frozenset(
-    "invoke ainvoke stream astream astream_events batch abatch predict apredict run arun run_sync run_stream generate"
-    " create_chat_completion create_completion chat acall".split()
-)
 
 
 def _rank(runs: Runs) -> int:

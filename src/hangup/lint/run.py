@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from hangup.errors import ConfigError
 from hangup.lint import scan
 from hangup.lint.cache import Cache, FileEntry, Stamp, stamp_of
 from hangup.lint.check import RUNNING, SYNTAX, Unreadable, lint_facts, read_facts, unreadable
-from hangup.lint.facts import from_json, to_json
+from hangup.lint.facts import FileFacts, from_json, to_json
+from hangup.lint.files import Files, as_words
 from hangup.lint.finding import Finding
+from hangup.lint.hints import IGNORES
 from hangup.lint.settings import EXCLUDED, NOT_SERVED, LintSettings, SettingsTree
 
 PARALLEL_FROM_FILES = 64  # with fewer files, the work is done before a second process has started
@@ -25,7 +28,9 @@ FILES_PER_TASK = 32
 CONTEXT_FILES_MAX = 5000  # a named file is judged with the rest of its project, unless that is larger
 
 Version = tuple[int, int]
-_Work = Callable[[list[str], Version], "list[tuple[str, FileEntry]]"]
+T = TypeVar("T")
+Error = tuple[int, int, str]  # line, column and reason
+Parsed = tuple[str, Error | None]  # facts as JSON, or the error
 
 
 @dataclass(slots=True)
@@ -56,11 +61,24 @@ def lint_paths(
     target = tree.of(paths[0] if paths and paths[0].is_dir() else (paths or named)[0].parent).target
     cache = Cache(cache_folder, "py" + "".join(map(str, target)))
     with _collector_off():
-        entries, cached = _read_all(sorted(wanted | context), target, cache, {str(path) for path in named} & wanted, given)
-        cache.save()
-        files = {path: from_json(json.loads(entry.facts)) for path, entry in entries.items() if entry.facts}
-        found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
-    report = Report(found, len(wanted), len(files), cached)
+        return _lint(sorted(wanted | context), wanted, {str(path) for path in named} & wanted, tree, target, cache, given)
+
+
+def _lint(
+    paths: list[str],
+    wanted: set[str],
+    named: set[str],
+    tree: SettingsTree,
+    target: Version,
+    cache: Cache,
+    given: tuple[Path, bytes] | None,
+) -> Report:
+    """Read what is worth it of `paths`, or was named, and judge what is wanted."""
+    entries, cached = _scan_all(paths, target, cache, given)
+    files = _files(entries, wanted, named, target, cache, given)
+    found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
+    cache.save()
+    report = Report(found, len(wanted), len(files.read), cached)
     for path in sorted(wanted):
         error = entries[path].error
         if error is None or SYNTAX not in tree.for_file(Path(path)).codes_for(Path(path)):
@@ -73,26 +91,58 @@ def lint_paths(
     return report
 
 
-def _read_all(
-    paths: list[str], target: Version, cache: Cache, named: Collection[str] = (), given: tuple[Path, bytes] | None = None
+def _scan_all(
+    paths: list[str], target: Version, cache: Cache, given: tuple[Path, bytes] | None
 ) -> tuple[dict[str, FileEntry], int]:
-    """Return what is known of each file, and how many the cache knew; parse what is worth it or was named."""
+    """Return what is known of each file without parsing it, and how many the cache knew."""
     entries = {path: entry for path in paths if (entry := cache.get(path)) is not None}
     known = len(entries)
     if given is not None:
-        entries[str(given[0])] = _read(given[1], str(given[0]), (0, 0), target, parse=True)
+        entries[str(given[0])] = _entry(given[1], str(given[0]), (0, 0))
     missing = [path for path in paths if path not in entries]
     with _pool(len(missing)) as spread:
         for path, entry in spread(_scan_some, missing, target):
             entries[path] = entry
             cache.put(path, entry)
-        said = {path: entry.says for path, entry in entries.items()}
-        chosen = scan.worth_parsing(said, {path: entry.imports for path, entry in entries.items()})
-        unparsed = [path for path in sorted({*chosen, *named}) if not entries[path].facts and entries[path].error is None]
-        for path, entry in spread(_parse_some, unparsed, target):
-            entries[path] = entry
-            cache.put(path, entry)
     return entries, known
+
+
+def _files(
+    entries: dict[str, FileEntry],
+    wanted: set[str],
+    named: set[str],
+    target: Version,
+    cache: Cache,
+    given: tuple[Path, bytes] | None,
+) -> Files:
+    """Return the files that matter; those that may hold inference are read at once."""
+    said = {path: entry.says for path, entry in entries.items()}
+    choice = scan.choose(said, {path: entry.imports for path, entry in entries.items()})
+    ignoring = {path for path in wanted if said[path] & IGNORES}
+    first = sorted(choice.first(said) | named | ignoring)
+    contents = {str(given[0]): given[1]} if given is not None else {}
+    unparsed = [path for path in first if not entries[path].facts and entries[path].error is None and path not in contents]
+    with _pool(len(unparsed)) as spread:
+        if spread.pool is not None:
+            for path, parsed in spread(_parse_some, unparsed, target):
+                entries[path].facts, entries[path].error = parsed
+                cache.changed = True
+
+    def reader(path: str) -> FileFacts | None:
+        entry = entries[path]
+        if entry.facts:
+            return from_json(json.loads(entry.facts))
+        if entry.error is not None:
+            return None
+        found, entry.error = _facts(contents.get(path) or Path(path).read_bytes(), target)
+        if cache.file is not None and found is not None and path not in contents:
+            entry.facts = _as_json(found)  # before the project adds to them what it knows from other files
+        cache.changed = True
+        return found
+
+    read = {path: facts for path in first if (facts := reader(path)) is not None}
+    unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
+    return Files(read, unread, reader, lambda path: Path(path).read_bytes(), choice.below)
 
 
 @contextmanager
@@ -111,7 +161,9 @@ class _Spread:
     def __init__(self, pool: ProcessPoolExecutor | None) -> None:
         self.pool = pool
 
-    def __call__(self, function: _Work, paths: list[str], target: Version) -> Iterator[tuple[str, FileEntry]]:
+    def __call__(
+        self, function: Callable[[list[str], Version], list[tuple[str, T]]], paths: list[str], target: Version
+    ) -> Iterator[tuple[str, T]]:
         if self.pool is None or len(paths) < PARALLEL_FROM_FILES:
             yield from function(paths, target)
             return
@@ -120,30 +172,43 @@ class _Spread:
             yield from rows
 
 
-def _scan_some(paths: list[str], target: Version) -> list[tuple[str, FileEntry]]:
+def _scan_some(paths: list[str], _target: Version) -> list[tuple[str, FileEntry]]:
     """Read files without parsing them: most are not worth it."""
     with _collector_off():
-        return [(path, _scan(path, target)) for path in paths]
+        return [(path, _scan(path)) for path in paths]
 
 
-def _parse_some(paths: list[str], target: Version) -> list[tuple[str, FileEntry]]:
+def _parse_some(paths: list[str], target: Version) -> list[tuple[str, Parsed]]:
     with _collector_off():
-        return [(path, _scan(path, target, parse=True)) for path in paths]
+        return [(path, _parsed(path, target)) for path in paths]
 
 
-def _scan(path: str, target: Version, *, parse: bool = False) -> FileEntry:
+def _scan(path: str) -> FileEntry:
     stamp = stamp_of(path)
-    return _read(Path(path).read_bytes(), path, stamp, target, parse=parse)
+    return _entry(Path(path).read_bytes(), path, stamp)
 
 
-def _read(data: bytes, path: str, stamp: Stamp, target: Version, *, parse: bool) -> FileEntry:
-    entry = FileEntry(stamp, scan.says(data), scan.imports(data, path))
-    if parse:
-        try:
-            entry.facts = json.dumps(to_json(read_facts(data, target)), separators=(",", ":"))
-        except Unreadable as error:
-            entry.error = (error.place[0], error.place[1], error.reason)
-    return entry
+def _entry(data: bytes, path: str, stamp: Stamp) -> FileEntry:
+    words = scan.words_of(data)
+    imported, roots = scan.imports(data, path)
+    return FileEntry(stamp, scan.says(data, words, roots), imported, as_words(words))
+
+
+def _parsed(path: str, target: Version) -> Parsed:
+    """Return the facts of a file as JSON, or why it cannot be parsed."""
+    facts, error = _facts(Path(path).read_bytes(), target)
+    return _as_json(facts) if facts is not None else "", error
+
+
+def _facts(data: bytes, target: Version) -> tuple[FileFacts | None, Error | None]:
+    try:
+        return read_facts(data, target), None
+    except Unreadable as error:
+        return None, (error.place[0], error.place[1], error.reason)
+
+
+def _as_json(facts: FileFacts) -> str:
+    return json.dumps(to_json(facts), separators=(",", ":"))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""Chooses the files that are worth parsing: those between a handler and inference, along the imports.
+"""Reads files without parsing them, and chooses those that matter: between a handler and inference, along the imports.
 
 A file matters if something that serves requests imports it, through any number of others, and if it imports in the same way, or
-holds, a call to inference. Most files of a project are neither, and parsing is nearly all of the linter's work.
+holds, a call to inference. Parsing is nearly all of the linter's work, so of these files only those that may call inference by
+themselves are parsed at once; the others when something names them.
 """
 
 from __future__ import annotations
@@ -9,61 +10,87 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 
-# Words without which a file cannot hold a direct call to inference, or make what such a call uses.
-_INFERENCE = (
-    "ompletion .ainvoke .astream .invoke( .generate messages.create messages.stream responses.create responses.stream"
-    " responses.parse litellm ollama .kickoff query_engine chat_engine invoke_model .converse text_generation stream_generate"
-    " .acreate llm. llm( agent.run agent.arun Runner.run /generate generateContent chain( chain. pipeline( send_message OpenAI("
-    " Anthropic( Groq( Chat from_pretrained agent( .aquery .post( .request( is_disconnected BaseHTTPMiddleware"
-)
-_SERVING = (
-    "fastapi starlette litestar flask quart sanic django rest_framework ninja aiohttp.web tornado http.server Servicer bottle"
-)
-_INFERENCE_WORDS = tuple(_INFERENCE.encode().split())
-_SERVING_WORDS = (*_SERVING.encode().split(), b"import web")
-_BASES = (b"abstractmethod", b"NotImplementedError", b"ABC")
-_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n;#]+)|import[ \t]+([^\n;#]+))", re.M)
-_NAME = re.compile(rb"[A-Za-z_]\w*(?=\s*(?:,|\)|$|\s+as\s))", re.M)
+from hangup.lint import hints
+from hangup.lint.hints import BASES, FORWARDS, IGNORES, INFERENCE, MAKES, ROUTES, SERVING, USES
 
 Pair = tuple[str, str]  # a module's parent and its own name; the parent is "" if the import does not name it
 
+_FROM = re.compile(rb"from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n;#]+)")
+_IMPORT = re.compile(rb"import[ \t]+([^\n;#]+)")
+_NAME = re.compile(rb"[A-Za-z_]\w*(?=\s*(?:,|\)|$|\s+as\s))", re.M)
+_SERVING = frozenset(
+    b"fastapi starlette litestar flask flask_restful flask_restx quart sanic django rest_framework ninja tornado bottle"
+    b" BaseHTTPRequestHandler".split()
+)
+_BASES = frozenset({b"abstractmethod", b"NotImplementedError", b"ABC"})
+_ROUTE = re.compile(
+    rb"@[\w.]+\(\s*(?:\w+\s*=\s*)?f?[\"'][^\"'\n]*(?:completions?|/(?:messages|responses|generate\w*|chat|infer|inference)"
+    rb"|generateContent[^\"'\n]*|worker_generate\w*)/?[\"']",
+    re.I,
+)
+_IDENTIFIERS = bytes(c if c >= 128 or chr(c).isalnum() or c == ord("_") else 32 for c in range(256))
 
-INFERENCE, SERVING, BASES = 1, 2, 4
+
+def words_of(data: bytes) -> frozenset[bytes]:
+    """Return all names in a file, with the words of its comments and strings."""
+    return frozenset(data.translate(_IDENTIFIERS).split())
 
 
-def says(data: bytes) -> int:
-    """Return whether a file names inference, serves requests, or holds classes for others to complete, as bits."""
-    found = INFERENCE if any(word in data for word in _INFERENCE_WORDS) else 0
-    if any(word in data for word in _SERVING_WORDS):
+def says(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
+    """Return what a file says, as bits, from its text, its words and the packages that it imports."""
+    found = hints.of(data, words, roots)
+    if words & _SERVING or (b"aiohttp" in words and b"web" in words) or b"Servicer" in data:
         found |= SERVING
-    return found | BASES if any(word in data for word in _BASES) else found
+        if _ROUTE.search(data):
+            found |= ROUTES
+    if words & _BASES:
+        found |= BASES
+    return found | IGNORES if b"hangup:" in data else found
 
 
-def imports(data: bytes, path: str) -> list[Pair]:
-    """Return the modules that a file may import, read from its text."""
+def imports(data: bytes, path: str) -> tuple[list[Pair], frozenset[str]]:
+    """Return the modules that a file may import, read from its text, and the packages that they are in."""
     found: set[Pair] = set()
+    roots: set[str] = set()
     for match in _IMPORT.finditer(data):
-        if match[3] is not None:
-            for name in match[3].decode("ascii", "ignore").split(","):
+        if _begins_line(data, match.start()):
+            for name in match[1].decode("ascii", "ignore").split(","):
                 words = name.split()
                 if words:
                     parts = words[0].split(".")
+                    roots.add(parts[0])
                     found.add((parts[-2] if len(parts) > 1 else "", parts[-1]))
+    for match in _FROM.finditer(data):
+        if not _begins_line(data, match.start()):
             continue
         module = match[1].decode("ascii", "ignore")
         parts = module.strip(".").split(".") if module.strip(".") else []
-        folder = PurePath(path).parent
-        for _ in range(len(module) - len(module.lstrip(".")) - 1):
-            folder = folder.parent
-        above = folder.name if module.startswith(".") else ""
+        if module.startswith("."):
+            above = _above(path, module)
+        else:
+            above = ""
+            roots.add(parts[0])
         chain = [above, *parts]
         if len(chain) > 1:
             found.add((chain[-2], chain[-1]))
         for name in _NAME.findall(match[2]):
             found.add((chain[-1], name.decode("ascii", "ignore")))
-    return sorted(found)
+    return sorted(found), frozenset(roots)
+
+
+def _begins_line(data: bytes, place: int) -> bool:
+    return not data[data.rfind(b"\n", 0, place) + 1 : place].strip()
+
+
+def _above(path: str, module: str) -> str:
+    """Return the name of the folder in which a relative import begins."""
+    folder = PurePath(path).parent
+    for _ in range(len(module) - len(module.lstrip(".")) - 1):
+        folder = folder.parent
+    return folder.name
 
 
 def pair_of(path: str) -> Pair:
@@ -73,31 +100,51 @@ def pair_of(path: str) -> Pair:
     return place.parent.name, place.stem
 
 
-def worth_parsing(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> list[str]:
+def choose(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> Choice:
     """Return the files between those that serve and those that name inference, with base classes and what completes them."""
     importers: dict[str, list[tuple[str, str]]] = defaultdict(list)
     modules: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for path, pairs in imported.items():
-        parent, name = pair_of(path)
+    pairs = {path: pair_of(path) for path in imported}
+    for path, wanted in imported.items():
+        parent, name = pairs[path]
         modules[name].append((parent, path))
-        for above, wanted in pairs:
-            importers[wanted].append((above, path))
+        for above, module in wanted:
+            importers[module].append((above, path))
 
     def users(path: str) -> Iterable[str]:
-        parent, name = pair_of(path)
+        parent, name = pairs[path]
         return (user for above, user in importers.get(name, ()) if above in {"", parent})
 
     def used(path: str) -> Iterable[str]:
         return (f for above, name in imported[path] for parent, f in modules.get(name, ()) if above in {"", parent})
 
+    computing = INFERENCE | MAKES | FORWARDS
     reached = _closure((path for path, what in said.items() if what & SERVING), used)
     bases = {path for path in reached if said[path] & BASES}
     bases |= {user for path in bases for user in users(path) if user.endswith("__init__.py")}  # which pass them on
-    plugged = {user for path in bases for user in users(path) if said[user] & INFERENCE}
+    plugged = {user for path in bases for user in users(path) if said[user] & computing}
     reached = _closure(reached | plugged, used)
-    relevant = {path for path in reached if said[path] & INFERENCE}
+    relevant = {path for path in reached if said[path] & computing}
     relevant |= {base for path in relevant for base in used(path) if said[base] & BASES}
-    return sorted(_closure(relevant, users) & reached)
+    matter = _closure(relevant, users) & reached
+    below = _closure((path for path in matter if said[path] & ROUTES), used)
+    return Choice(matter, below & matter)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The files that matter, and those of them that are below a handler whose path is one of inference."""
+
+    matter: set[str]
+    below: set[str]
+
+    def first(self, said: Mapping[str, int]) -> set[str]:
+        """Return the files in which the linter begins: those that may call inference by themselves."""
+        wanted = INFERENCE | ROUTES
+        if any(said[path] & MAKES for path in self.matter):
+            wanted |= USES
+        found = {path for path in self.matter if said[path] & wanted}
+        return found | {path for path in self.below if said[path] & FORWARDS}
 
 
 def _closure(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:

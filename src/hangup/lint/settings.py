@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,7 @@ class LintSettings:
     in_project: bool = False  # `root` is that of a project: it has a pyproject.toml or a .git
 
     def codes(self) -> frozenset[str]:
-        chosen = expand(self.select) if self.select else DEFAULT
-        return (chosen | expand(self.extend_select)) - expand(self.ignore)
+        return _chosen(self.select, self.extend_select, self.ignore)
 
     def codes_for(self, path: Path) -> frozenset[str]:
         codes = self.codes()
@@ -118,6 +118,11 @@ def expand(names: Iterable[str]) -> frozenset[str]:
             raise ConfigError([f"unknown lint rule {name!r}; `hangup lint --list` lists the rules"])
         codes |= fitting
     return frozenset(codes)
+
+
+@cache
+def _chosen(select: tuple[str, ...], extend: tuple[str, ...], ignore: tuple[str, ...]) -> frozenset[str]:
+    return ((expand(select) if select else DEFAULT) | expand(extend)) - expand(ignore)
 
 
 def find_settings(start: Path) -> LintSettings:

@@ -172,6 +172,14 @@ class Module:
             found = self._nodes[function.number] = list(ast.walk(function.node))
         return found
 
+    def release(self) -> None:
+        """Drop what refers to each other in a circle, so that the tree is freed at once, without the cycle collector."""
+        for function in self.functions:
+            function.calls.clear()
+            function.loops.clear()
+            function.tries.clear()
+            function.yields.clear()
+
     def values_of(self, node: ast.AST, function: Function) -> list[ast.expr]:
         """Return what may be assigned to a name or an attribute of self, in the functions around or on the instance."""
         if isinstance(node, ast.Name):
@@ -208,7 +216,14 @@ class _Walk:
             self.statement(statement, frame, class_name)
 
     def statement(self, node: ast.stmt, frame: Frame, class_name: str) -> None:
+        if node.__class__ is ast.Expr:  # by far the most
+            self.expression(node.value, frame, node)
+            return
         match node:
+            case ast.Assign():
+                self.expression(node.value, frame, node)
+                for target in node.targets:
+                    self.assign(target, node.value, frame, class_name)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
                     self.expression(decorator, frame, node)
@@ -245,10 +260,6 @@ class _Walk:
                     self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
             case ast.Import() | ast.ImportFrom():
                 self.imported(node)
-            case ast.Assign():
-                self.expression(node.value, frame, node)
-                for target in node.targets:
-                    self.assign(target, node.value, frame, class_name)
             case ast.AnnAssign():
                 if node.value is not None:
                     self.expression(node.value, frame, node)
@@ -310,12 +321,19 @@ class _Walk:
             kind = type(node)
             if kind in _LEAVES:
                 continue
+            if kind is ast.Attribute:
+                stack.append(node.value)  # type: ignore[attr-defined]
+                continue
             if kind is ast.Call:
                 assert isinstance(node, ast.Call)
                 site = Site(node, self.module.dotted(node.func), frame, statement)
                 frame.function.calls.append(site)
                 self.module._sites[id(node)] = site  # noqa: SLF001 - the walk fills the module
-            elif kind is ast.Await:
+                stack.append(node.func)
+                stack.extend(node.args)
+                stack.extend([k.value for k in node.keywords])
+                continue
+            if kind is ast.Await:
                 self.awaited.add(id(node.value))  # type: ignore[attr-defined]
             elif kind is ast.Yield or kind is ast.YieldFrom:
                 frame.function.yields.append(frame)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 from hangup.lint import vocabulary
 from hangup.lint.facts import FunctionFacts, Spawn
@@ -16,6 +17,7 @@ from hangup.lint.text import places, reference
 
 _TASKS = frozenset({"create_task", "ensure_future"})
 _EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
+_GIVING = frozenset({"add_task", "BackgroundTask", "Thread", "shield", "CancelScope"}) | _TASKS | frozenset(_EXECUTORS)
 _STOPS = re.compile(r"stopping_criteria|stop_event|cancel_event|stop_flag|should_stop|cancel_token|abort_event|interrupt", re.I)
 _ENDS = re.compile(r"(^|[._])(cancel|abort|stop|aclose|close|terminate|kill|shutdown|set)(_\w+)?$", re.I)
 _STOPPERS = re.compile(r"cancel|drain|stop|clean|terminate|shutdown", re.I)
@@ -24,9 +26,21 @@ _LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream
 _QUEUES = frozenset({"asyncio.Queue", "asyncio.PriorityQueue", "queue.Queue", "queue.PriorityQueue", "queue.SimpleQueue"})
 
 
-def spawn(module: Module, site: Site, made: FunctionFacts) -> None:
-    """Note what this call gives away, if it does."""
-    last = site.name.rpartition(".")[2]
+def spawn(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
+    """Note what this call gives away, if it does; `last` is the last part of its name."""
+    if last in _GIVING:
+        _give(module, site, last, made)
+    if _ends(last):
+        made.cancels = True
+        made.ends |= _is_ending(site.frame)
+
+
+@cache
+def _ends(name: str) -> bool:
+    return _ENDS.search(name) is not None
+
+
+def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
     arguments = site.node.args
     if last in {"add_task", "BackgroundTask"}:
         if arguments and not isinstance(arguments[0], ast.Call) and (last == "BackgroundTask" or _is_background(site, made)):
@@ -52,9 +66,6 @@ def spawn(module: Module, site: Site, made: FunctionFacts) -> None:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Call):
                     _note(module, site, made, "shield", node.func, node)
-    if _ENDS.search(last):
-        made.cancels = True
-        made.ends |= _is_ending(site.frame)
 
 
 def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: ast.expr, call: ast.Call | None = None) -> None:

@@ -14,7 +14,7 @@ from hangup.lint.facts import UNKNOWN
 from hangup.lint.source import Module, Site
 
 # Verbs that no other library uses.
-_OWN_VERBS = frozenset(
+OWN_VERBS = frozenset(
     "acompletion atext_completion ainvoke astream astream_events astream_log abatch generate_content generate_content_async"
     " generate_content_stream create_chat_completion astream_chat astream_complete kickoff"
     " kickoff_async aquery achat acomplete"
@@ -47,23 +47,23 @@ _FUNCTIONS = frozenset(
     }
 )
 # What these receivers do is no generation, whatever the verb.
-_NOT_MODELS = frozenset(
+NOT_MODELS = frozenset(
     "retriever tool tools prompt parser loader embedding embeddings embedder store vectorstore lambda function"
     " splitter reranker"
     " template memory tokenizer whisper tts".split()
 )
 _MODEL_NAMES = frozenset("llm chain model agent graph chat runnable executor workflow engine llama chatbot".split())
-_CHAIN_VERBS = frozenset("invoke batch predict apredict arun agenerate stream run acall apply".split())
-_AGENT_VERBS = frozenset("run arun run_sync run_stream print_response aprint_response chat achat acomplete complete".split())
-_ENGINE_VERBS = frozenset("generate async_generate generate_async generate_stream stream_generate generate_request".split())
+CHAIN_VERBS = frozenset("invoke batch predict apredict arun agenerate stream run acall apply".split())
+AGENT_VERBS = frozenset("run arun run_sync run_stream print_response aprint_response chat achat acomplete complete".split())
+ENGINE_VERBS = frozenset("generate async_generate generate_async generate_stream stream_generate generate_request".split())
 _ENGINE_NAMES = frozenset("engine llm model llama".split())
-_INDEX_VERBS = frozenset("query aquery chat achat stream_chat astream_chat complete acomplete stream_complete".split())
-_FRAMEWORKS_OF_CHAINS = frozenset(
+INDEX_VERBS = frozenset("query aquery chat achat stream_chat astream_chat complete acomplete stream_complete".split())
+FRAMEWORKS_OF_CHAINS = frozenset(
     "langchain langchain_core langchain_openai langchain_community langchain_anthropic langchain_ollama langchain_google_genai"
     " langchain_groq langgraph langchain_classic langserve".split()
 )
-_AGENT_PACKAGES = frozenset("pydantic_ai agno phi crewai smolagents agents autogen strands google llama_index".split())
-_LOCAL_ENGINES = frozenset("transformers torch llama_cpp mlx_lm mlx_vlm ctransformers vllm".split())
+AGENT_PACKAGES = frozenset("pydantic_ai agno phi crewai smolagents agents autogen strands google llama_index".split())
+LOCAL_ENGINES = frozenset("transformers torch llama_cpp mlx_lm mlx_vlm ctransformers vllm".split())
 _GENERATION_KEYWORDS = ("input_ids", "max_new_tokens", "streamer", "generation_config", "logits_processor", "sampling_params")
 
 # Names whose calls make an object that computes when it is used.
@@ -83,6 +83,11 @@ CHAINS = frozenset(
     " create_sql_agent LLMChain ConversationChain ConversationalRetrievalChain RetrievalQA load_qa_chain load_summarize_chain"
     " create_retrieval_chain create_stuff_documents_chain HuggingFacePipeline HuggingFaceEndpoint LlamaCpp VLLM"
     " GPT4All create_deep_agent create_supervisor from_chain_type from_llm from_llm_and_tools".split()
+)
+# Verbs that are inference on what another file may have made.
+MADE_VERBS = frozenset(
+    "invoke ainvoke stream astream astream_events batch abatch predict apredict run arun run_sync run_stream generate"
+    " create_chat_completion create_completion chat acall".split()
 )
 LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausalLM"})
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
@@ -106,7 +111,7 @@ _STREAM_VERBS = frozenset(
     " generate_content_stream_async".split()
 )
 
-_HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch"})
+HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch"})
 _PATH = re.compile(
     r"(/chat/completions|/v1/completions|(^|[^/])/completions|/v1/messages|/v1/responses|/api/chat|/api/generate|:generateContent"
     r"|/worker_generate\w*|(^|//[^/]+)(/v\d)?/(generate|generate_stream))/?(\?.*)?$"
@@ -166,7 +171,7 @@ def _is_sdk_call(site: Site, receiver: str, verb: str) -> bool:
         return site.keyword("input", "model", "prompt") is not None or site.has_double_star
     if verb in {"text_generation", "chat_completion"}:
         return "client" in receiver.lower() and site.keyword("messages", "model", "max_new_tokens", "max_tokens") is not None
-    if verb in _OWN_VERBS and not _words(receiver) & _NOT_MODELS:
+    if verb in OWN_VERBS and not _words(receiver) & NOT_MODELS:
         return verb != "create_chat_completion" or bool(_words(receiver) & (_MODEL_NAMES | _ENGINE_NAMES))
     return verb in {"chat", "generate"} and "ollama" in receiver.lower() and "." not in receiver.lower().rpartition("ollama")[2]
 
@@ -176,26 +181,26 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
     words = _words(receiver)
     if not receiver:
         return _is_called_itself(module, verb)
-    if words & _NOT_MODELS:
+    if words & NOT_MODELS:
         return False
     packages = module.packages
-    if verb in _CHAIN_VERBS and words & _MODEL_NAMES:
-        return bool(packages & _FRAMEWORKS_OF_CHAINS) or verb == "invoke"
-    if verb in _AGENT_VERBS and words & {"agent", "crew", "team"} and packages & _AGENT_PACKAGES:
+    if verb in CHAIN_VERBS and words & _MODEL_NAMES:
+        return bool(packages & FRAMEWORKS_OF_CHAINS) or verb == "invoke"
+    if verb in AGENT_VERBS and words & {"agent", "crew", "team"} and packages & AGENT_PACKAGES:
         return True
-    if verb in _INDEX_VERBS and ({"query", "engine"} <= words or {"chat", "engine"} <= words or "as_query_engine" in receiver):
+    if verb in INDEX_VERBS and ({"query", "engine"} <= words or {"chat", "engine"} <= words or "as_query_engine" in receiver):
         return True
     if verb in {"send_message", "send_message_async"} and packages & {"google", "vertexai"}:
         return bool(words & {"chat", "session", "model"})
-    if verb not in _ENGINE_VERBS:
+    if verb not in ENGINE_VERBS:
         return False
-    return bool(words & _ENGINE_NAMES) or (bool(packages & _LOCAL_ENGINES) and site.keyword(*_GENERATION_KEYWORDS) is not None)
+    return bool(words & _ENGINE_NAMES) or (bool(packages & LOCAL_ENGINES) and site.keyword(*_GENERATION_KEYWORDS) is not None)
 
 
 def _is_called_itself(module: Module, name: str) -> bool:
     """Return whether `qa_chain({...})` or `llm(prompt)` calls a chain or a local model."""
     words = _words(name)
-    if not module.packages & (_FRAMEWORKS_OF_CHAINS | _LOCAL_ENGINES) or len(words) > 2 or name in module.imports:
+    if not module.packages & (FRAMEWORKS_OF_CHAINS | LOCAL_ENGINES) or len(words) > 2 or name in module.imports:
         return False
     return "chain" in words or name in {"llm", "self.llm"}
 
@@ -222,7 +227,7 @@ def made_by(module: Module, value: ast.expr) -> str:
     """Return the name of the call in `x = Call(...)`; `chain` for LangChain's `prompt | model`, `graph` for compile()."""
     if isinstance(value, ast.Await):
         value = value.value
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr) and module.packages & _FRAMEWORKS_OF_CHAINS:
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr) and module.packages & FRAMEWORKS_OF_CHAINS:
         return "hangup.chain"
     if not isinstance(value, ast.Call):
         return ""
@@ -235,7 +240,7 @@ def made_by(module: Module, value: ast.expr) -> str:
         return "hangup.chain"
     if last in {"with_structured_output", "bind_tools", "with_retry", "with_config"}:
         return "hangup.chain"
-    if last == "Agent" and module.packages & _AGENT_PACKAGES:
+    if last == "Agent" and module.packages & AGENT_PACKAGES:
         return "hangup.agent"
     known = last in ASYNC_CLIENTS or last in SYNC_CLIENTS or last in CHAINS or last in LOCAL_MODELS or name == _PIPELINE
     return name if known and "Tokenizer" not in name and "Processor" not in name else ""
@@ -245,16 +250,16 @@ def is_made_call(made: str, verb: str) -> bool:
     """Return whether calling `verb` on what `made` returns is inference."""
     last = made.rpartition(".")[2]
     if last in CHAINS or made == "hangup.chain":
-        return verb in _CHAIN_VERBS or verb in _OWN_VERBS or verb in {"__call__", "call"}
+        return verb in CHAIN_VERBS or verb in OWN_VERBS or verb in {"__call__", "call"}
     if made == "hangup.agent":
-        return verb in _AGENT_VERBS or verb in _OWN_VERBS
+        return verb in AGENT_VERBS or verb in OWN_VERBS
     if last in LOCAL_MODELS:
-        return verb in _ENGINE_VERBS or verb in {"create_chat_completion", "create_completion", "chat"}
+        return verb in ENGINE_VERBS or verb in {"create_chat_completion", "create_completion", "chat"}
     return False
 
 
 def _is_http_call(module: Module, site: Site) -> bool:
-    if site.name.rpartition(".")[2] not in _HTTP_VERBS or site.keyword("text") is not None:
+    if site.name.rpartition(".")[2] not in HTTP_VERBS or site.keyword("text") is not None:
         return False
     addresses = [*site.node.args[:2], site.keyword("url")]
     if any(_PATH.search(text) for node in addresses for text in _tails(module, site, node)):
@@ -341,7 +346,7 @@ def blocks(module: Module, site: Site, verb: str) -> int:
         return 1
     if verb in _BLOCKING_VERBS:
         return 1
-    if verb in _ENGINE_VERBS and module.packages & _LOCAL_ENGINES and site.keyword(*_GENERATION_KEYWORDS[:5]) is not None:
+    if verb in ENGINE_VERBS and module.packages & LOCAL_ENGINES and site.keyword(*_GENERATION_KEYWORDS[:5]) is not None:
         return 1
     if verb == "generate" and site.has_double_star and "transformers" in module.packages and "vllm" not in module.packages:
         return 1

@@ -32,7 +32,7 @@ def chain(path: str, name: str, runs: Runs) -> str:
 
 def is_startup(project: Project, key: Key) -> bool:
     """Return whether a function runs once for the process, not for a request."""
-    return key[1] == 0 or (key not in project.handlers and _STARTUP.search(project.function(key).name) is not None)
+    return key[1] == 0 or (_STARTUP.search(project.function(key).name) is not None and not project.handler(key))
 
 
 def streams_here(project: Project, key: Key) -> bool:

@@ -73,7 +73,7 @@ _THREAD_HINT = "make the handler `async def` with the async client, and `await h
         """,
 )
 def nobody_watches_client(project: Project) -> Iterator[Hit]:
-    for key, framework in project.handlers.items():
+    for key, framework in project.handlers():
         function = project.function(key)
         if framework in CANCELLING or function.yields or function.watches or project.files[key[0]].cancels_handlers:
             continue
@@ -219,10 +219,11 @@ def _by_route(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
     default=False,  # its precision on unseen code was below 0.8: see docs/lint-field-report.md
 )
 def middleware_hides_disconnect(project: Project) -> Iterator[Hit]:
-    polls = [(path, place) for path, facts in project.files.items() for place in facts.polls]
+    polls = [(path, place) for path, facts in sorted(project.files.items()) for place in facts.polls]
     if not polls:
         return
-    for path, facts in project.files.items():
+    project.source.read_users("middleware", method=True)
+    for path, facts in sorted(project.files.items()):
         near = [(where, place) for where, place in polls if path.partition("/")[0] == where.partition("/")[0]]
         for middleware in facts.middlewares if near else ():
             where, place = near[0]

@@ -1,0 +1,107 @@
+"""The files of a project that matter, each read when something first asks for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from hangup.lint.cache import FileEntry
+from hangup.lint.facts import FileFacts
+
+Reader = Callable[[str], FileFacts | None]
+
+
+class Files:
+    """Those that were read, and others of which only the text is known.
+
+    A function can only be called from a file that names it. So, to follow a call backwards, the linter reads the files that
+    name the function, and to follow a name forwards, those that are imported; it parses nothing else.
+    """
+
+    def __init__(
+        self,
+        read: Mapping[str, FileFacts],
+        unread: Mapping[str, FileEntry] | None = None,
+        reader: Reader = lambda _: None,
+        text: Callable[[str], bytes] = lambda _: b"",
+        below: Collection[str] = (),
+    ) -> None:
+        """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
+        inference.
+        """
+        self.read = dict(read)
+        self._unread = dict(unread or {})
+        self._reader = reader
+        self._text = text
+        self._below = below
+        self._by_word: dict[str, list[str]] | None = None
+        self.on_read: Callable[[str, FileFacts], None] = _ignore
+
+    def paths(self) -> Iterator[str]:
+        yield from sorted({*self.read, *self._unread})
+
+    def has(self, path: str) -> bool:
+        """Read a file, if it was not read before; return whether it could be parsed."""
+        if path in self.read:
+            return True
+        if self._unread.pop(path, None) is None:
+            return False
+        facts = self._reader(path)
+        if facts is not None:
+            self.read[path] = facts
+            self.on_read(path, facts)
+        return facts is not None
+
+    def read_users(self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = ()) -> None:
+        """Read the files that may call a function or a method.
+
+        With `below`, only those below a handler for inference; with `beside`, only those that have one of these words as well.
+        """
+        if name.startswith("__"):
+            return  # nobody calls it by its name
+        attribute = b"." + name.encode()
+        for path in self._naming(name):
+            if (below and path not in self._below) or (beside and not any(self._has_word(path, word) for word in beside)):
+                continue
+            imported = not method and any(name == wanted for _, wanted in self._unread[path].imports)
+            if imported or attribute in (text := self._text(path)) or (not method and b"import *" in text):
+                self.has(path)
+
+    def read_definers(self, name: str) -> None:
+        """Read the files that define a function or a method with this name."""
+        definition = b"def " + name.encode()
+        for path in self._naming(name):
+            if definition in self._text(path):
+                self.has(path)
+
+    def _has_word(self, path: str, word: str) -> bool:
+        return f" {word} " in f" {self._unread[path].words} "
+
+    def _naming(self, name: str) -> list[str]:
+        """Return the unread files that have this word."""
+        if not self._unread:
+            return []
+        if self._by_word is None:
+            self._by_word = defaultdict(list)
+            for path, entry in self._unread.items():
+                for word in entry.words.split(" "):
+                    self._by_word[word].append(path)
+        return [path for path in self._by_word.get(as_word(name), ()) if path in self._unread]
+
+    def close(self) -> None:
+        """Read no more, and let go of who listens, so that all of it is freed without the cycle collector."""
+        self._unread.clear()
+        self.on_read = _ignore
+
+
+def _ignore(_path: str, _facts: FileFacts) -> None:
+    pass
+
+
+def as_words(words: frozenset[bytes]) -> str:
+    """Return words as one text, in which each byte is a character."""
+    return b" ".join(words).decode("latin-1")
+
+
+def as_word(name: str) -> str:
+    return name.encode().decode("latin-1")
