@@ -13,15 +13,15 @@ import pytest
 from hangup.cli.main import main
 from hangup.lint import RULES, lint_source
 
-BAD = RULES["HU002"].bad
-CALL = 'task = asyncio.create_task(client.chat.completions.create(model="m", messages=messages, max_tokens=4000))'
+BAD = RULES["HU005"].bad
+CALL = 'return client.chat.completions.create(model="m", messages=messages, max_tokens=500)'
 LINE = BAD.splitlines().index("    " + CALL) + 1
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(BAD)
-    (tmp_path / "fine.py").write_text(RULES["HU002"].good)
+    (tmp_path / "fine.py").write_text(RULES["HU005"].good)
     for folder in (".venv", "tests", "examples"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "other.py").write_text(BAD)
@@ -46,7 +46,7 @@ def test_exit_codes_are_those_of_ruff(project: Path, capsys: pytest.CaptureFixtu
 def test_text_has_place_rule_and_hint(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, err = lint(capsys, project)
     first, hint = out.splitlines()
-    assert first.startswith(f"{project}/app.py:{LINE}:12: HU002 ") and first.endswith("[task-never-cancelled]")
+    assert first.startswith(f"{project}/app.py:{LINE}:12: HU005 ") and first.endswith("[blocking-inference]")
     assert hint.startswith("  hint: ")
     assert err == "hangup: 1 finding in 2 files\n"
 
@@ -56,19 +56,19 @@ def test_the_problem_matcher_of_the_docs_reads_the_text(project: Path, capsys: p
     pattern = json.loads(re.search(r'"regexp": (".*")', docs)[1])  # type: ignore[index]
     match = re.match(pattern, lint(capsys, project)[1].splitlines()[0])
     assert match is not None
-    assert match.groups()[:4] == (f"{project}/app.py", str(LINE), "12", "HU002")
+    assert match.groups()[:4] == (f"{project}/app.py", str(LINE), "12", "HU005")
 
 
 def test_json_sarif_and_github(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = json.loads(lint(capsys, project, "--format", "json")[1])
-    assert (row["code"], row["line"], row["severity"]) == ("HU002", LINE, "error")
+    assert (row["code"], row["line"], row["severity"]) == ("HU005", LINE, "error")
     monkeypatch.chdir(project)
     sarif = json.loads(lint(capsys, project, "--format", "sarif")[1])
     assert sarif["version"] == "2.1.0"
     run = sarif["runs"][0]
     rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
     assert list(rules) == [*RULES, "HU000", "HU100"]
-    assert rules["HU002"]["helpUri"].endswith("docs/lint.md#hu002-task-never-cancelled")
+    assert rules["HU005"]["helpUri"].endswith("docs/lint.md#hu005-blocking-inference")
     (result,) = run["results"]
     place = result["locations"][0]["physicalLocation"]
     assert place["region"]["startLine"] == LINE
@@ -77,7 +77,7 @@ def test_json_sarif_and_github(project: Path, capsys: pytest.CaptureFixture[str]
     )
     assert result["partialFingerprints"]
     (line,) = lint(capsys, project, "--format", "github")[1].splitlines()
-    assert line.startswith("::error file=") and "title=HU002 task-never-cancelled::" in line
+    assert line.startswith("::error file=") and "title=HU005 blocking-inference::" in line
 
 
 def marked(comment: str, codes: list[str] | None = None) -> list[str]:
@@ -85,47 +85,47 @@ def marked(comment: str, codes: list[str] | None = None) -> list[str]:
     return [f.code for f in found]
 
 
-@pytest.mark.parametrize("what", ["", "[HU002]", "[hu002]", "[task-never-cancelled]", "[HU001, HU002]", " [HU002]"])
+@pytest.mark.parametrize("what", ["", "[HU005]", "[hu005]", "[blocking-inference]", "[HU003, HU005]", " [HU005]"])
 def test_findings_are_ignored_by_comment(what: str) -> None:
-    assert "HU002" not in marked(f"# hangup: ignore{what}")
+    assert "HU005" not in marked(f"# hangup: ignore{what}")
 
 
-@pytest.mark.parametrize("what", ["[HU001]", "[no-max-tokens]", "[hu001]", "[nonsense]", "[]"])
+@pytest.mark.parametrize("what", ["[HU003]", "[no-max-tokens]", "[hu003]", "[nonsense]", "[]"])
 def test_a_comment_acts_on_the_rules_that_it_names_alone(what: str) -> None:
-    assert "HU002" in marked(f"# hangup: ignore{what}")
+    assert "HU005" in marked(f"# hangup: ignore{what}")
 
 
 def test_a_comment_for_the_whole_file() -> None:
-    assert lint_source(f"# hangup: ignore-file[HU002]\n{BAD}") == []
+    assert lint_source(f"# hangup: ignore-file[HU005]\n{BAD}") == []
     assert lint_source(f"{BAD}\n# hangup: ignore-file\n") == []
 
 
 def test_strings_are_no_comments() -> None:
-    for text in ('"""Write `# hangup: ignore-file` to switch it off."""\n', 'x = "# hangup: ignore-file[HU002]"\n'):
-        assert [f.code for f in lint_source(text + BAD)] == ["HU002"]
+    for text in ('"""Write `# hangup: ignore-file` to switch it off."""\n', 'x = "# hangup: ignore-file[HU005]"\n'):
+        assert [f.code for f in lint_source(text + BAD)] == ["HU005"]
 
 
 def test_unused_ignores_are_reported() -> None:
-    assert marked("# hangup: ignore[HU002]") == []
-    assert sorted(marked("# hangup: ignore[HU001]")) == ["HU002", "HU100"]
-    assert marked("# hangup: ignore[HU001]", ["HU002", "HU100"]) == ["HU002"], "HU001 did not run"
+    assert marked("# hangup: ignore[HU005]") == []
+    assert sorted(marked("# hangup: ignore[HU003]")) == ["HU005", "HU100"]
+    assert marked("# hangup: ignore[HU003]", ["HU005", "HU100"]) == ["HU005"], "HU003 did not run"
     assert [f.code for f in lint_source("x = 1  # hangup: ignore\n")] == ["HU100"]
     assert [f.message for f in lint_source("x = 1  # hangup: ignore[huge]\n")] == ["`huge` is no rule"]
 
 
 def test_settings_come_from_pyproject(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = project / "pyproject.toml"
-    settings.write_text('[tool.hangup.lint]\nignore = ["HU002"]\n')
+    settings.write_text('[tool.hangup.lint]\nignore = ["HU005"]\n')
     assert lint(capsys, project)[0] == 0
-    assert lint(capsys, project, "--ignore", "HU001")[0] == 1, "the flag replaces the setting"
+    assert lint(capsys, project, "--ignore", "HU003")[0] == 1, "the flag replaces the setting"
     settings.write_text('[tool.hangup.lint]\nexclude = ["app.py"]\n')
     assert lint(capsys, project)[0] == 0
-    settings.write_text('[tool.hangup.lint.per-file-ignores]\n"app.py" = ["task-never-cancelled"]\n')
+    settings.write_text('[tool.hangup.lint.per-file-ignores]\n"app.py" = ["blocking-inference"]\n')
     assert lint(capsys, project)[0] == 0
-    settings.write_text('[tool.hangup.lint]\nselect = ["HU01"]\nextend-select = ["hu002"]\n')
+    settings.write_text('[tool.hangup.lint]\nselect = ["HU01"]\nextend-select = ["hu005"]\n')
     assert lint(capsys, project)[0] == 1
     settings.write_text("[tool.hangup.lint]\ninclude-tests = true\n")
-    assert lint(capsys, project)[1].count("HU002") == 4
+    assert lint(capsys, project)[1].count("HU005") == 4
 
 
 def test_excluded_files_stay_out_even_if_they_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,13 +137,13 @@ def test_excluded_files_stay_out_even_if_they_are_named(project: Path, capsys: p
 
 
 def test_tests_and_examples_are_left_out_unless_asked_for(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lint(capsys, project)[1].count("HU002") == 1
-    assert lint(capsys, project, "--include-tests")[1].count("HU002") == 4
+    assert lint(capsys, project)[1].count("HU005") == 1
+    assert lint(capsys, project, "--include-tests")[1].count("HU005") == 4
     assert lint(capsys, project / "tests" / "other.py")[0] == 1, "a named file was asked for"
 
 
 def test_bad_settings_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (project / "pyproject.toml").write_text('[tool.hangup.lint]\nselect = "HU001"\nselct = []\ninclude-tests = 3\n')
+    (project / "pyproject.toml").write_text('[tool.hangup.lint]\nselect = "HU003"\nselct = []\ninclude-tests = 3\n')
     code, _, err = lint(capsys, project)
     assert code == 2
     assert "unknown setting 'selct'" in err and "select must be a list of strings" in err and "include-tests must be" in err
@@ -198,7 +198,7 @@ def test_a_baseline_knows_findings_though_their_lines_move(project: Path, capsys
     assert lint(capsys, project, "--baseline", known)[0] == 0
     twice = BAD + "\n" + "\n".join(BAD.splitlines()[8:]).replace("def essay", "def second").replace("/essay", "/second")
     (project / "app.py").write_text(twice)
-    assert lint(capsys, project, "--baseline", known)[1].count("HU002") == 1, "a second one is new"
+    assert lint(capsys, project, "--baseline", known)[1].count("HU005") == 1, "a second one is new"
     (project / "pyproject.toml").write_text('[tool.hangup.lint]\nbaseline = "known.json"\n')
     (project / "app.py").write_text(BAD)
     assert lint(capsys, project)[0] == 0
@@ -208,14 +208,14 @@ def test_a_baseline_knows_findings_though_their_lines_move(project: Path, capsys
 
 def test_fixes_are_safe_and_complete(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = project / "app.py"
-    path.write_text(RULES["HU009"].bad + "x = 1  # hangup: ignore[HU001]\ny = 2  # hangup: ignore[HU001, HU005]  why\n")
+    path.write_text(RULES["HU009"].bad + "x = 1  # hangup: ignore[HU003]\ny = 2  # hangup: ignore[HU003, HU005]  why\n")
     code, _, err = lint(capsys, path, "--fix")
     assert (code, err) == (0, "hangup: no findings in 1 file, 4 fixed\n")
     assert path.read_text() == RULES["HU009"].good + "x = 1\ny = 2  # why\n"
-    kept = BAD.replace(CALL, f"{CALL}  # hangup: ignore[HU001, HU002]")
+    kept = BAD.replace(CALL, f"{CALL}  # hangup: ignore[HU003, HU005]")
     path.write_text(kept)
     assert lint(capsys, path, "--fix")[0] == 0
-    assert path.read_text() == kept.replace("[HU001, HU002]", "[HU002]")
+    assert path.read_text() == kept.replace("[HU003, HU005]", "[HU005]")
 
 
 def test_many_files_are_spread_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,4 +230,4 @@ def test_every_rule_is_listed_explained_and_counted(project: Path, capsys: pytes
     assert [line[:5] for line in out.splitlines()] == list(RULES)
     out = lint(capsys, "--explain", "nobody-watches-client")[1]
     assert out.startswith("HU004 nobody-watches-client\n") and RULES["HU004"].bad in out and RULES["HU004"].good in out
-    assert lint(capsys, project, "--statistics")[1] == "    1  HU002 task-never-cancelled\n"
+    assert lint(capsys, project, "--statistics")[1] == "    1  HU005 blocking-inference\n"

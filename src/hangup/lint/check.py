@@ -11,7 +11,7 @@ from pathlib import Path
 from hangup.lint import rules
 from hangup.lint.extract import extract
 from hangup.lint.facts import FileFacts, Place
-from hangup.lint.files import Files
+from hangup.lint.files import SourceFiles
 from hangup.lint.finding import Finding, Severity
 from hangup.lint.project import Project
 from hangup.lint.rule import RULES
@@ -63,7 +63,7 @@ def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[s
         facts = read_facts(source)
     except Unreadable as error:
         return [unreadable(path, error)] if SYNTAX in codes else []
-    return lint_facts(Files({path: facts}), lambda _: codes)
+    return lint_facts(SourceFiles({path: facts}), lambda _: codes)
 
 
 def unreadable(path: str, error: Unreadable) -> Finding:
@@ -72,7 +72,7 @@ def unreadable(path: str, error: Unreadable) -> Finding:
 
 
 def lint_facts(
-    files: Files,
+    files: SourceFiles,
     codes_for: Callable[[str], Collection[str]],
     reported: Collection[str] | None = None,
 ) -> list[Finding]:

@@ -11,7 +11,7 @@ from hangup.lint.facts import FileFacts
 Reader = Callable[[str], FileFacts | None]
 
 
-class Files:
+class SourceFiles:
     """Those that were read, and others of which only the text is known.
 
     A function can only be called from a file that names it. So, to follow a call backwards, the linter reads the files that

@@ -36,6 +36,8 @@ _SDK = re.compile(
     rb"ompletions?\s*\.\s*(?:create|parse|stream|acreate)\b|essages\s*\.\s*(?:create|stream)\b|esponses\s*\.\s*(?:create|stream|parse)\b"
     rb"|hat\s*\.\s*(?:complete|complete_async|stream_async)\b"
 )
+_SDK_VERBS = _b("create parse stream acreate complete complete_async stream_async".split())
+_SDK_PARTS = (b"ompletion", b"essages", b"esponses", b"hat.")
 _RECEIVER = re.compile(rb"(\w+|[)\]])\s*$")
 _PATH = re.compile(
     rb"/(?:completions|v1/messages|v1/responses|api/chat|api/generate|worker_generate\w*|generate|generate_stream)/?[\"'?]|:generateContent"
@@ -76,6 +78,8 @@ def _by_words(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> bo
         return True
     if b"Thread" in words and b"streamer" in data and b"generate" in data:
         return True
+    if not words & _SDK_VERBS or not any(part in data for part in _SDK_PARTS):
+        return False  # a search for words is much faster than one for the pattern
     return _SDK.search(data) is not None
 
 

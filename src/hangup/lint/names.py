@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
-from hangup.lint.files import Files
+from hangup.lint.files import SourceFiles
 
 Key = tuple[str, int]  # a function: path of the file, number in it
 MANY = 64  # methods with one name, above which the name says nothing
@@ -37,7 +37,7 @@ _ANYONES = frozenset(
 
 
 class Names:
-    def __init__(self, source: Files) -> None:
+    def __init__(self, source: SourceFiles) -> None:
         self.source = source
         self.files = source.read
         self.modules: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)  # last part of a module's name -> files

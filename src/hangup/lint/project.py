@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
-from hangup.lint.files import Files
+from hangup.lint.files import SourceFiles
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.names import Key, Names
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
@@ -43,7 +44,7 @@ class Runs:
 
 
 class Project:
-    def __init__(self, source: Files) -> None:
+    def __init__(self, source: SourceFiles) -> None:
         self.source = source
         self.files = source.read
         self.names = Names(source)
@@ -143,6 +144,8 @@ class Project:
             key = fresh.popleft()
             runs, function = self.runs[key], self.function(key)
             if function.watches or function.name in {"__call__", "__init__"}:
+                continue
+            if runs.forwards and _SENDS_OTHERS.search(function.name):
                 continue
             self._read_users(function, below=runs.forwards)
             for caller, index in self.callers(function.name):
@@ -303,6 +306,13 @@ class Project:
 
 
 _SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTask", "Thread", "submit"})
+
+
+# A function with such a name sends requests, but not for a generation.
+_SENDS_OTHERS = re.compile(
+    r"embed|search|rerank|index|ingest|upload|download|load|crawl|scrape|token|auth|login|sign|notif|email|mail|webhook|health|ping|^open$",
+    re.I,
+)
 
 
 def _rank(runs: Runs) -> int:

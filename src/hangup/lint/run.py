@@ -18,7 +18,7 @@ from hangup.lint import scan
 from hangup.lint.cache import Cache, FileEntry, Stamp, stamp_of
 from hangup.lint.check import RUNNING, SYNTAX, Unreadable, lint_facts, read_facts, unreadable
 from hangup.lint.facts import FileFacts, from_json, to_json
-from hangup.lint.files import Files, as_words
+from hangup.lint.files import SourceFiles, as_words
 from hangup.lint.finding import Finding
 from hangup.lint.hints import IGNORES
 from hangup.lint.settings import EXCLUDED, NOT_SERVED, LintSettings, SettingsTree
@@ -114,7 +114,7 @@ def _files(
     target: Version,
     cache: Cache,
     given: tuple[Path, bytes] | None,
-) -> Files:
+) -> SourceFiles:
     """Return the files that matter; those that may hold inference are read at once."""
     said = {path: entry.says for path, entry in entries.items()}
     choice = scan.choose(said, {path: entry.imports for path, entry in entries.items()})
@@ -142,7 +142,7 @@ def _files(
 
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
-    return Files(read, unread, reader, lambda path: Path(path).read_bytes(), choice.below)
+    return SourceFiles(read, unread, reader, lambda path: Path(path).read_bytes(), choice.below)
 
 
 @contextmanager

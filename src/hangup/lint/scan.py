@@ -100,7 +100,7 @@ def pair_of(path: str) -> Pair:
     return place.parent.name, place.stem
 
 
-def choose(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> Choice:
+def choose(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> Selection:
     """Return the files between those that serve and those that name inference, with base classes and what completes them."""
     importers: dict[str, list[tuple[str, str]]] = defaultdict(list)
     modules: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -128,11 +128,11 @@ def choose(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> Choic
     relevant |= {base for path in relevant for base in used(path) if said[base] & BASES}
     matter = _closure(relevant, users) & reached
     below = _closure((path for path in matter if said[path] & ROUTES), used)
-    return Choice(matter, below & matter)
+    return Selection(matter, below & matter)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """The files that matter, and those of them that are below a handler whose path is one of inference."""
 
     matter: set[str]

@@ -128,9 +128,21 @@ _CAPPED_FUNCTIONS = frozenset({"litellm.completion", "litellm.acompletion"})
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "options", "extra_body", "config")
 
 
+# Any call that is inference ends in one of these, unless it calls a chain, a model or a pipeline itself.
+_POSSIBLE = (
+    OWN_VERBS | CHAIN_VERBS | AGENT_VERBS | ENGINE_VERBS | INDEX_VERBS | HTTP_VERBS | MADE_VERBS
+    | frozenset(
+        "create parse acreate complete_async stream_async text_generation chat_completion send_message send_message_async"
+        " completion text_completion responses aresponses call __call__".split()
+    )
+)  # fmt: skip
+
+
 def direct(module: Module, site: Site) -> str:
     """Return the verb by which this call makes an engine compute; "" if nothing shows that it does."""
     receiver, _, verb = site.name.rpartition(".")
+    if verb not in _POSSIBLE and "transformers" not in module.packages and (receiver or not _is_called_itself(module, verb)):
+        return ""  # as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
     if _is_sdk_call(site, receiver, verb) or _is_named_call(module, site, receiver, verb) or _is_http_call(module, site):

@@ -50,6 +50,7 @@ from hangup.lint.rules.common import chain, is_startup, is_upkeep, streams_here
         async def essay(request: Request, messages: list[dict]):
             return await hangup.run(request, write_essay(messages), total_s=60)
         """,
+    default=False,  # most of what it finds on unseen code is meant so: see docs/lint-field-report.md
 )
 def inference_in_background(project: Project) -> Iterator[Hit]:
     for (path, number, index), runs in project.by_spawn.items():
@@ -100,6 +101,7 @@ def inference_in_background(project: Project) -> Iterator[Hit]:
             call = client.chat.completions.create(model="m", messages=messages, max_tokens=4000)
             return await hangup.run(request, call, total_s=60)
         """,
+    default=False,  # likewise
 )
 def task_never_cancelled(project: Project) -> Iterator[Hit]:
     for (path, number, index), runs in project.by_spawn.items():

@@ -26,7 +26,7 @@ _SUBMITS = re.compile(
     _COMPUTES.pattern + r"|(^|_)(submit|chat|proxy|forward)(_|$)|^process_\w*(request|chat|message)|^(result|wait_for)$", re.I
 )
 _PREPARES = re.compile(
-    r"stream|parse|valid|build|format|prepare|log|check|count|record|convert|get_|template|load|id$|to_|from_|save|store|response"
+    r"stream|embed|parse|valid|build|format|prepare|log|check|count|record|convert|get_|template|load|id$|to_|from_|save|store|response"
     r"|should|url|envelope|fallback|is_|has_|name|payload|config|model$|body|params|messages|request$|options|usage|tokens|limit|track|trace|metric|measure",
     re.I,
 )
