@@ -246,7 +246,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_calls_are_stopped() -> None
 
 
 def test_a_stopped_worker_costs_no_call_and_is_replaced() -> None:
-    with engine_and_gateway(worker_silence_s=4) as (_, gateway):
+    with engine_and_gateway(worker_silence_s=8) as (_, gateway):
         victim = workers_of(gateway)[0]
         os.kill(victim, signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
@@ -255,8 +255,7 @@ def test_a_stopped_worker_costs_no_call_and_is_replaced() -> None:
             for client in clients:
                 client.chat(max_tokens=3)
             assert [client.read_answer().status for client in clients] == [200] * 20
-        (hung,) = wait_until(lambda: events(gateway, "worker_hangs"))
-        assert hung["pid"] == victim
+        wait_until(lambda: victim in [row["pid"] for row in events(gateway, "worker_hangs")])
         started(gateway, 3)
         assert victim not in workers_of(gateway) and gateway.ready() == 200
 
@@ -325,10 +324,10 @@ def test_an_engine_that_works_for_another_worker_is_not_stuck() -> None:
     """vLLM counts no tokens for embeddings, so its figures stand still. The worker without calls must not take it for stuck."""
     with (
         StandIn(like="vllm", embed_s=0.3) as engine,
-        Gateway(engine.url, workers=2, wedge_s=2, health_interval_s=0.5) as gateway,
+        Gateway(engine.url, workers=2, wedge_s=5, health_interval_s=0.5) as gateway,
     ):
         with Client(gateway.address) as client:
-            for _ in range(20):  # one connection, one worker
+            for _ in range(40):  # one connection, one worker; 12 s, and no answer takes wedge_s
                 client.post("/v1/embeddings", {"model": "m", "input": "x"})
                 assert client.read_answer().status == 200
         (backend,) = get_json(f"{gateway.admin_url}/api/backends")["backends"]
