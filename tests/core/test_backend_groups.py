@@ -80,3 +80,17 @@ def test_a_backend_with_an_overdue_call_is_still_found() -> None:
         assert fleet.best() is one, f"it has fewer calls ({entries} entries)"
         fleet.now, waiting.overdue = 100.0, False
         one.awaiting_first_token[waiting] = None
+
+
+def test_calls_that_come_and_go_add_no_entries_to_the_heap() -> None:
+    loads = [BackendLoad(f"engine-{n}") for n in range(20)]
+    fleet, chosen = Fleet(loads), []
+    for now in range(200):
+        best = fleet.best()
+        assert best is not None
+        chosen.append(best.name)
+        ticket: Ticket[int] = Ticket(now, blind=True)
+        fleet.place(best, ticket, float(now))
+        fleet.release(ticket, float(now))
+        assert len(fleet._all.heap) == len(loads)
+    assert all(set(chosen[at : at + 20]) == {load.name for load in loads} for at in range(0, 200, 20)), "not in turn"

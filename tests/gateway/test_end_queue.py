@@ -321,6 +321,31 @@ def test_a_crowd_that_leaves_at_once_leaves_nothing_behind(leave: Callable[[Clie
         wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
 
 
+@pytest.mark.parametrize("who", ["clients", "engine"])
+def test_members_of_a_crowd_that_are_held_back_are_read_from_again(who: str) -> None:
+    """More are lost in one iteration than are read from; the others are, in the next ones."""
+    crowd = SEEN_MAX + AT_ONCE_MAX + 100
+    with StandIn(slots=crowd, prefill_s=0.0, token_s=0.5) as engine, Gateway(engine.url) as gateway, ExitStack() as stack:
+        clients = [stack.enter_context(Client(gateway.address)) for _ in range(crowd)]
+        for client in clients:
+            client.chat(stream=True, max_tokens=20_000, ignore_eos=True)
+        for client in clients:
+            client.read_until(b'"content":" ')
+        engine.behave(token_s=600.0)  # so that no write shows that a client is gone
+        gateway.signal(signal.SIGSTOP)
+        if who == "clients":
+            for client in clients:
+                client.fin()
+        else:
+            engine.signal(signal.SIGKILL)
+            engine.wait()
+        gateway.signal(signal.SIGCONT)
+        wait_until(lambda: sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_live")) == 0)
+        ended = {name: count for name, count in gateway.metrics().items() if name.startswith("hangup_calls_total")}
+        outcome = "client_gone" if who == "clients" else "engine_failed"
+        assert sum(count for name, count in ended.items() if f'outcome="{outcome}"' in name) == crowd, ended
+
+
 def test_a_client_whose_departure_waits_has_left() -> None:
     """Its socket may be closed already, so nobody can check it."""
     connection = ClientConnection.__new__(ClientConnection)
