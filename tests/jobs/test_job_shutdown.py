@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,26 @@ class TestTheLastWrite:
 
         asyncio.run(run())
         assert self.states(tmp_path / "jobs") == [ItemState.SUCCEEDED]
+
+    def test_a_lock_with_nothing_to_write_is_not_waited_for(self) -> None:
+        """As when a gateway starts and finds the store locked: live calls need no jobs."""
+
+        class Locked(JobStore):
+            calls = 0
+
+            async def do(self, work: Callable[[], Any]) -> Any:
+                self.calls += 1
+                if self.calls > 1:  # it can still register
+                    raise database.StoreLocked("database is locked")
+                return await super().do(work)
+
+        async def run() -> None:
+            host, store = FakeGateway(), Locked("")
+            with pytest.raises(database.StoreLocked):
+                await asyncio.wait_for(open_registry(store, host).__aenter__(), 60)
+            await asyncio.to_thread(store.close)
+
+        asyncio.run(run())
 
     @staticmethod
     async def lock(db: sqlite3.Connection) -> None:

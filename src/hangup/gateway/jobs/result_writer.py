@@ -89,7 +89,10 @@ class ResultWriter:
     @property
     def idle(self) -> bool:
         """Whether no write is pending."""
-        return not (self._writing or self._outcomes or self._given_back or self._cancels)
+        return not (self._writing or self._has_pending())
+
+    def _has_pending(self) -> bool:
+        return bool(self._outcomes or self._given_back or self._cancels)
 
     @property
     def full(self) -> bool:
@@ -171,7 +174,7 @@ class ResultWriter:
     async def _run(self) -> None:
         if not self.idle:  # restarted after a failure, which used up the wake-up of what is pending
             self._wake.set()
-        while self._cancels or self._outcomes or self._given_back or not self._closing.is_set():
+        while self._has_pending() or not self._closing.is_set():
             await self._wake.wait()
             self._wake.clear()
             if self.failing:
@@ -185,7 +188,7 @@ class ResultWriter:
                 if not was_failing:
                     self._host.log_event("job_store_failed", error=str(failure))
                 if self._closing.is_set():
-                    if not isinstance(failure, StoreLocked):
+                    if not isinstance(failure, StoreLocked) or not self._has_pending():
                         return
                     await asyncio.sleep(_LOCK_PAUSE_S)
                 self._wake.set()
