@@ -112,12 +112,12 @@ class TestTheLastWrite:
             async def do(self, work: Callable[[], Any]) -> Any:
                 self.calls += 1
                 if self.calls > 1:  # it can still register
-                    raise database.StoreLocked("database is locked")
+                    raise worker_thread.StoreLocked("database is locked")
                 return await super().do(work)
 
         async def run() -> None:
             host, store = FakeGateway(), Locked("")
-            with pytest.raises(database.StoreLocked):
+            with pytest.raises(worker_thread.StoreLocked):
                 await asyncio.wait_for(open_registry(store, host).__aenter__(), 60)
             await asyncio.to_thread(store.close)
 
