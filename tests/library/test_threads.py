@@ -82,13 +82,15 @@ def test_further_calls_wait_for_a_thread_and_may_leave(caplog: pytest.LogCapture
 def test_a_thread_that_does_not_stop_keeps_its_place_until_it_does() -> None:
     release = threading.Event()
 
-    def deaf(token: hangup.CancelToken) -> None:
-        release.wait(60)
-
     async def main() -> None:
+        loop = asyncio.get_running_loop()
         for _ in range(2):
             client = Pretender()
-            asyncio.get_running_loop().call_later(0.02, client.disconnected.set)
+
+            def deaf(token: hangup.CancelToken, leave: Any = client.disconnected.set) -> None:
+                loop.call_soon_threadsafe(leave)
+                release.wait(60)
+
             with pytest.raises(hangup.CallEnded):
                 await run(client.request, deaf, grace_s=0.05)
         waiting = asyncio.create_task(run(Pretender().request, lambda _: "at last"))
@@ -127,11 +129,17 @@ MISTAKES = {
     "@hangup.tethered(total_s=-1)": "total_s must be above 0",
     "@hangup.tethered(total_s='3')": "total_s must be a number",
     "@hangup.tethered(60)": "60 is not async",
+    "@hangup.tethered(total_s=float('nan'))": "total_s must be above 0",
+    "@hangup.tethered(abort=3)": "abort must be a function, or None; got 3",
+    "@hangup.tethered(on_end='log')": "on_end must be a function, or None; got 'log'",
+    "hangup.Gate(slots='8')": "slots of a Gate must be a whole number; got '8'",
+    "hangup.Gate(slots=8, max_wait_s='5')": "max_wait_s of a Gate must be a number; got '5'",
+    "hangup.set_threads_max('8')": "threads must be 1 or more; got '8'",
 }
 
 
 @pytest.mark.parametrize("decorator", MISTAKES)
-def test_a_wrong_argument_of_the_decorator_fails_at_import(decorator: str) -> None:
+def test_a_wrong_argument_fails_at_import(decorator: str) -> None:
     code = f"import hangup\n{decorator}\nasync def handler(request): ..."
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and MISTAKES[decorator] in done.stderr, done.stderr

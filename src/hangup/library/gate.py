@@ -67,7 +67,12 @@ class Gate:
     """Admission to an engine inside one process; create one per engine and keep it."""
 
     def __init__(self, slots: int, queue: int = 32, max_wait_s: float = 5.0) -> None:
-        if slots < 1 or queue < 0 or max_wait_s <= 0:
+        for name, value in {"slots": slots, "queue": queue, "max_wait_s": max_wait_s}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float) if name == "max_wait_s" else int):
+                raise TypeError(
+                    f"{name} of a Gate must be a {'number' if name == 'max_wait_s' else 'whole number'}; got {value!r}"
+                )
+        if slots < 1 or queue < 0 or not max_wait_s > 0:
             raise ValueError("a Gate needs slots >= 1, queue >= 0 and max_wait_s > 0")
         self.max_wait_s = max_wait_s
         self.refused: Counter[str] = Counter()  # by cause

@@ -31,11 +31,18 @@ class Limits:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
                 raise TypeError(f"{name} must be a number, or None for no limit; got {value!r}")
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # which a NaN is not either
                 raise ValueError(f"{name} must be above 0, or None for no limit; got {value!r}")
 
     def clock(self) -> CallTimeLimits:
         return CallTimeLimits(_or_infinite(self.total_s), _or_infinite(self.first_token_s), _or_infinite(self.gap_s))
+
+
+def check_functions(**functions: object) -> None:
+    """Refuse what is not a function, such as the result of one (`abort=engine.abort(id)`), before it is needed."""
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} must be a function, or None; got {value!r}")
 
 
 def _or_infinite(seconds: float | None) -> float:

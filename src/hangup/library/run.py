@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 from hangup.core.reasons import Outcome
 from hangup.library.ended import CallEnded, OnEnd
 from hangup.library.frameworks import adapter_for, is_request
-from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, Limits
+from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, Limits, check_functions
 from hangup.library.sources import discard
 from hangup.library.tether import Abort, Tether
 from hangup.library.threads import call_in_thread
@@ -39,6 +39,7 @@ async def run(
     """
     try:
         limits = Limits(None, None, total_s, None, None, client_silence_s, grace_s)
+        check_functions(abort=abort, on_end=on_end)
         adapter = adapter_for(request)
         watch = adapter.watch(request, limits)
     except BaseException:
@@ -88,6 +89,7 @@ def tethered(
 ) -> Any:
     """Tie a whole handler to its client: `@hangup.tethered` or `@hangup.tethered(total_s=60)`, below the route's decorator."""
     Limits(None, None, total_s, None, None, client_silence_s, grace_s)  # a wrong value shows here, not at the first request
+    check_functions(abort=abort, on_end=on_end)
     options = {"total_s": total_s, "client_silence_s": client_silence_s, "grace_s": grace_s, "abort": abort, "on_end": on_end}
     if handler is None:
         return functools.partial(_tether, options=options)

@@ -12,7 +12,7 @@ from hangup.library.encode import SSE, Encode, error_body
 from hangup.library.ended import Ended, OnEnd, log
 from hangup.library.faults import ApplicationFault, ErrorAnswer, OnError, answer_of
 from hangup.library.formats import RAW_TYPES, ChunkFormat, choose_format
-from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, SILENT_ENGINE_S, WRITE_STALL_S, Limits
+from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, SILENT_ENGINE_S, WRITE_STALL_S, Limits, check_functions
 from hangup.library.sources import Opening, discard, open_source
 from hangup.library.tether import Abort, Tether
 from hangup.library.token import CancelToken
@@ -302,6 +302,7 @@ def stream(
 
     try:
         limits = Limits(first_token_s, gap_s, total_s, max_tokens, write_stall_s, client_silence_s, grace_s)
+        check_functions(encode=encode, count=count, abort=abort, on_end=on_end, on_error=on_error, on_cap=on_cap)
         adapter = adapter_for(request)
     except BaseException:
         discard(source)

@@ -23,7 +23,7 @@ _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 def set_threads_max(threads: int) -> None:
     """Set how many threads each event loop may use for blocking engines at once; call it before the first one is used."""
     global _threads_max  # noqa: PLW0603 - one for the process, set at its start
-    if threads < 1:
+    if not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads must be 1 or more; got {threads!r}")
     _threads_max = threads
 
