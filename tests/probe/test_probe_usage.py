@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+
 import pytest
 
+from hangup.probe.connection import ProbeConnection
 from hangup.probe.dialects import DIALECTS, Wish
 from hangup.probe.usage import (
     RECORD_SOURCES,
@@ -90,3 +94,26 @@ def test_verdicts(records: list[UsageRecord | None], ruling: Ruling) -> None:
 def test_newer_models_want_another_limit() -> None:
     body = DIALECTS["openai"].body(Wish("m", "p", 8, True, extra=False, newer=True))
     assert body["max_completion_tokens"] == 8 and "max_tokens" not in body
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [
+        (None, 15.0),  # not reported: from the events
+        (13, 13),  # as reported, with each event or with the last one
+        (3, 15.0),  # fewer than came: only the first event reported it
+        (1_000_000, 15.0),  # cannot be true
+    ],
+)
+def test_tokens_that_came(usage: int | None, tokens: float) -> None:
+    with socket.socket() as sock:
+        call = ProbeConnection(DIALECTS["openai"], sock)
+        call.events, call.usage = 10, usage
+        assert call.tokens(1.5) == tokens
+
+
+def test_engines_are_asked_to_count_and_strict_apis_are_not() -> None:
+    wish = Wish("m", "p", 8, True)
+    assert DIALECTS["openai"].body(wish)["stream_options"]["include_usage"] is True
+    assert "stream_options" not in DIALECTS["openai"].body(replace(wish, extra=False))
+    assert "stream_options" not in DIALECTS["openai"].body(replace(wish, stream=False)), "it is refused without a stream"

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from hangup.core.reaper import EngineStatus
 from hangup.probe.budget import BudgetSpent, ProbeBudget
 from hangup.probe.by_echo import EchoTrials
-from hangup.probe.caller import Caller, resolve
+from hangup.probe.by_figures import FiguresTrial
+from hangup.probe.caller import Caller, CallKind, resolve
 from hangup.probe.cases import CASES
 from hangup.probe.dialects import DIALECTS
 from hangup.probe.echo import QuietTimes
@@ -19,7 +21,8 @@ from hangup.probe.endpoint import parse
 from hangup.probe.figures import SOURCES
 from hangup.probe.meet import Speed
 from hangup.probe.session import ProbeOptions, ProbeSession
-from hangup.probe.stage import Stage, Unplayable
+from hangup.probe.stage import Scene, Stage, Unplayable
+from hangup.probe.watch import StatusLook
 from support.waiting import soon
 
 _TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -129,3 +132,37 @@ def test_no_canary_runs_on_when_another_one_cannot_be_sent() -> None:
         assert engine.calls == 1, "the one that was sent has been answered"
 
     play(engine, ProbeBudget(calls_max=1), story)
+
+
+def test_how_far_an_answer_is_that_does_not_stream() -> None:
+    """By the clock both have just begun; the engine, faster than it was, has counted 30 of their tokens."""
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        calls = [await caller.start(CallKind(stage.tokens, stream=False)) for _ in range(2)]
+        trial = FiguresTrial(stage, cast(Any, None), 1.0)
+        looks = [StatusLook(0.0, 0.0, EngineStatus(2, tokens=tokens), tokens) for tokens in (1000, 1030)]
+        whole, streaming = (Scene(CASES[name], calls, []) for name in ("whole-fin-slots", "stream-fin-slots"))
+        computed = trial._computed_so_far(whole, looks[0], looks[1])
+        assert computed == 30 and trial._left(whole, computed) == [stage.tokens - 15] * 2
+        assert trial._left(whole, 0) == [stage.tokens] * 2
+        assert trial._left(streaming, computed) == [stage.tokens] * 2, "what came of a stream is known"
+        whole.close()
+
+    play(Engine(_STREAM), ProbeBudget(), story)
+
+
+def test_patience_begins_anew_with_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is no stall."""
+    more_came, waited = iter((True, True, False)), list[float]()
+
+    async def until(condition: object, timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        return next(more_came)
+
+    async def story(_: Caller, stage: Stage) -> None:
+        (call,) = await stage.hold(1)
+        monkeypatch.setattr(call, "until", until)
+        assert not await call.read_whole(7.0) and waited == [7.0] * 3
+        call.close()
+
+    play(Engine(_STREAM), ProbeBudget(), story)

@@ -159,3 +159,12 @@ def test_one_canary_or_few_quiet_ones_prove_nothing() -> None:
     assert not is_decided([EchoTrial(0.05, REST_S)], QUIET)
     few = QuietTimes(QUIET.times[: QUIET_MIN - 1])
     assert judge_echo([EchoTrial(0.05, REST_S)] * 9, few, WITHIN_S, 50.0).ruling is Ruling.UNTOLD
+
+
+def test_an_answer_that_was_too_short_is_no_evidence() -> None:
+    """The machine was slow when the speed was measured: a stop after 2 s and the answer's own end are the same."""
+    trials = [EchoTrial(QUIET.middle + 1.97, 1.9)] * 3
+    assert judge_echo(trials, QUIET, WITHIN_S, 50.0, wanted_s=2.6).ruling is Ruling.UNTOLD
+    assert judge_echo(trials, QUIET, WITHIN_S, 50.0, wanted_s=1.5).ruling is Ruling.NEVER
+    quick = [EchoTrial(QUIET.middle, 1.9)] * 3
+    assert judge_echo(quick, QUIET, WITHIN_S, 50.0, wanted_s=2.6).ruling is Ruling.STOPPED, "that can be told"

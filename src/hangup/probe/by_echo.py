@@ -11,11 +11,12 @@ from hangup.probe.caller import Caller, CallKind
 from hangup.probe.cases import Case, Company, Moment
 from hangup.probe.connection import ProbeConnection
 from hangup.probe.echo import Echo, EchoTrial, QuietTimes, echo_of, is_decided, judge_echo, saturates
-from hangup.probe.meet import ANSWER_S, first_token_time
+from hangup.probe.meet import ANSWER_S, faster, first_token_time
 from hangup.probe.stage import Stage, Unplayable
 from hangup.probe.verdict import Judgement, untold
 
 _FREE_TOKENS = 12
+_WANTED = 0.65  # of the rest that abandoned answers should have
 _CLOCK_EVENTS = 8
 _SEARCH_LENGTH = 2  # holders of the search last for so many answers
 
@@ -40,7 +41,8 @@ class EchoTrials:
             if not await self._all_free():
                 return untold("the slots did not become free: other clients use the engine", len(trials))
             trials.append(await self._trial(case))
-        return judge_echo(trials, self._quiet, self._within_s, self._stage.speed.rate)
+        wanted_s = self._stage.rest_s * _WANTED
+        return judge_echo(trials, self._quiet, self._within_s, self._stage.speed.rate, wanted_s)
 
     async def _trial(self, case: Case) -> EchoTrial:
         scene = await self._stage.place(case, 1, self._slots - 1)
@@ -54,6 +56,8 @@ class EchoTrials:
             remaining_s = clock.duration_s(left) or remaining_s
         finally:
             scene.close()
+        for call in scene.live:  # the next answers must be long enough for an engine that is faster than it was
+            self._stage.speed = faster(self._stage.speed, call)
         if canary_s is None:
             raise Unplayable("a canary was not answered after the departure")
         return EchoTrial(canary_s, remaining_s)

@@ -50,7 +50,7 @@ class FiguresTrial:
         seen = before is not None and before.status.work - scene.live_now >= len(scene.leavers)
         if scene.case.moment is Moment.WHOLE and self._watch.is_shy:
             await asyncio.sleep(self._watch.source.silent_pace_s * _AFTER_LOOK)
-        left = [self._stage.remaining(scene.case, call) for call in scene.leavers]
+        left = self._left(scene, self._computed_so_far(scene, first, before))
         computed = sum(self._computed(scene, tokens) for tokens in left)
         left_at = time.monotonic()
         for call in scene.leavers:
@@ -58,7 +58,7 @@ class FiguresTrial:
         remaining_s = self._remaining_s(scene, max(left))
         looks = await self._looks(scene, left_at, first, self._settle_s(scene, seen), remaining_s * self._waves(scene))
         exact = first.status.tokens is not None
-        delivered = computed + round(sum(call.total_events for call in scene.live) * self._stage.speed.tokens_per_event)
+        delivered = computed + round(sum(call.tokens(self._stage.speed.tokens_per_event) for call in scene.live))
         trial = Trial(
             len(scene.leavers),
             looks,
@@ -71,6 +71,24 @@ class FiguresTrial:
             exact,
         )
         return judge(trial, self._within_s)
+
+    def _computed_so_far(self, scene: Scene, first: StatusLook, before: StatusLook | None) -> int:
+        """Return the tokens that the engine counts for the leavers' calls; it may be late, so they can be more."""
+        if before is None or before.tokens is None or first.tokens is None or first.status.tokens is None:
+            return 0
+        live = sum(call.tokens(self._stage.speed.tokens_per_event) for call in scene.live)
+        return max(before.tokens - first.tokens - round(live), 0)
+
+    def _left(self, scene: Scene, computed: int) -> list[int]:
+        """Return the tokens that each leaver's answer still has to come.
+
+        Nothing comes of an answer that does not stream: how far it is follows from the speed, unless the engine counts more.
+        """
+        left = [self._stage.remaining(scene.case, call) for call in scene.leavers]
+        most = len(left) * self._stage.tokens - computed
+        if scene.case.moment is Moment.WHOLE and sum(left) > most:
+            return [max(most // len(left), 0)] * len(left)
+        return left
 
     def _computed(self, scene: Scene, left: int) -> int:
         """Return the tokens of a leaver's call that were computed before it left, those of its warm-up included."""

@@ -22,6 +22,7 @@ from hangup.probe.wire import AnswerParser, LineSplitter
 
 _SO_ATTACH_FILTER = 26  # Linux
 _BODY_BYTES_MAX = 4 * 1024 * 1024
+TOKENS_PER_EVENT_MAX = 4
 CUT = "the connection was closed before the answer's end"
 CAN_VANISH = sys.platform == "linux"
 
@@ -34,7 +35,7 @@ class ProbeConnection(asyncio.Protocol):
         self._socket = sock  # the transport owns it; event loops differ in what they lend of it
         self._transport: asyncio.Transport | None = None
         self._changed: asyncio.Future[None] | None = None
-        self.total_events = 0  # of all calls on this connection
+        self._read_at = 0.0
         self.lost = False  # the connection is closed, by the peer or by us
         self.failure = ""  # why the answer cannot be read
         self._expect(stream=True)
@@ -47,6 +48,8 @@ class ProbeConnection(asyncio.Protocol):
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.events = 0  # with text: one for each token, mostly
+        self.first_events = 0  # of these, the ones that came in one piece with the first
+        self.reads = 0  # pieces with text
         self.usage: int | None = None  # tokens of the answer, if it reports them
         self._id = ""
         self.body = b""
@@ -64,6 +67,12 @@ class ProbeConnection(asyncio.Protocol):
     @property
     def done(self) -> bool:
         return self._parser.done
+
+    def tokens(self, per_event: float) -> float:
+        """Return how many tokens came: as the answer reports them, if that can be true, else from its events."""
+        if self.usage is not None and self.events <= self.usage <= self.events * TOKENS_PER_EVENT_MAX + 8:
+            return self.usage
+        return self.events * per_event
 
     @property
     def record_id(self) -> str:
@@ -113,6 +122,13 @@ class ProbeConnection(asyncio.Protocol):
     async def until_end(self, timeout_s: float) -> bool:
         return await self.until(lambda connection: connection.done, timeout_s)
 
+    async def read_whole(self, stall_s: float) -> bool:
+        """Wait for the end as long as tokens come; return whether it came. A slow machine is no stall."""
+        while not self.ended:
+            if not await self.until(_has_more_than(self.events), stall_s):
+                break
+        return self.done
+
     def leave(self, how: Departure) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -151,6 +167,7 @@ class ProbeConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._read_at = time.monotonic()
         try:
             body = self._parser.feed(data)
         except WireError as error:
@@ -185,10 +202,11 @@ class ProbeConnection(asyncio.Protocol):
         if event.get("error") and not self.failure:
             self.failure = f"the stream reports an error: {error_of(json.dumps(event).encode())}"
         if self._dialect.text(event):
-            self.last_token_at = time.monotonic()
-            self.first_token_at = self.first_token_at or self.last_token_at
+            self.reads += self.last_token_at != self._read_at
+            self.last_token_at = self._read_at
+            self.first_token_at = self.first_token_at or self._read_at
             self.events += 1
-            self.total_events += 1
+            self.first_events += self.first_token_at == self._read_at
         reported = self._dialect.tokens(event)
         self.usage = self.usage if reported is None else reported
 
@@ -203,6 +221,10 @@ class ProbeConnection(asyncio.Protocol):
     def _notify(self) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
+
+
+def _has_more_than(events: int) -> Callable[[ProbeConnection], bool]:
+    return lambda call: call.done or call.events > events
 
 
 def tls_reason(error: ssl.SSLError) -> str:

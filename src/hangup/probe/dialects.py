@@ -61,7 +61,7 @@ class ChatDialect(Dialect):
         messages = [{"role": "user", "content": wish.prompt}]
         limit = "max_completion_tokens" if wish.newer else "max_tokens"
         fields: Json = {"messages": messages, limit: wish.tokens, "temperature": 1, "stream": wish.stream}
-        return _with_model(wish, fields) | ({"ignore_eos": True} if wish.extra else {})
+        return _with_model(wish, fields) | _extra_fields(wish)
 
     def text(self, event: Json) -> str:
         return "".join(_texts(choice) for choice in _rows(event.get("choices")))
@@ -73,7 +73,7 @@ class CompletionsDialect(ChatDialect):
 
     def body(self, wish: Wish) -> Json:
         fields: Json = {"prompt": wish.prompt, "max_tokens": wish.tokens, "temperature": 1, "stream": wish.stream}
-        return _with_model(wish, fields) | ({"ignore_eos": True} if wish.extra else {})
+        return _with_model(wish, fields) | _extra_fields(wish)
 
 
 class MessagesDialect(Dialect):
@@ -221,6 +221,14 @@ def error_of(body: bytes) -> str:
     text = value if isinstance(value, str) else body.decode("utf-8", "replace") if value is None else json.dumps(value)
     line = " ".join(text.split())
     return line if len(line) <= 160 else line[:159] + "…"
+
+
+def _extra_fields(wish: Wish) -> Json:
+    """Return fields that engines know and strict APIs refuse: write on, and report the tokens so far with each event."""
+    if not wish.extra:
+        return {}
+    counting = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}} if wish.stream else {}
+    return {"ignore_eos": True, **counting}
 
 
 def _with_model(wish: Wish, fields: Json) -> Json:

@@ -87,14 +87,24 @@ def is_decided(trials: Sequence[EchoTrial], quiet: QuietTimes) -> bool:
     return len(trials) >= TRIALS_MAX or weigh(trials, quiet)[1] >= CONFIDENCE
 
 
-def judge_echo(trials: Sequence[EchoTrial], quiet: QuietTimes, within_s: float, rate: float) -> Judgement:
-    """Decide from canaries; `rate` is the speed of a stream in tokens a second."""
+def judge_echo(
+    trials: Sequence[EchoTrial], quiet: QuietTimes, within_s: float, rate: float, wanted_s: float = 0.0
+) -> Judgement:
+    """Decide from canaries; `rate` is the speed of a stream in tokens a second.
+
+    Abandoned answers should go on for at least `wanted_s`: the end of a shorter one cannot be told from a late stop.
+    """
     if len(quiet.times) < QUIET_MIN or not trials:
         return untold("too few undisturbed calls to compare with", len(trials))
     best, probability = weigh(trials, quiet)
     said = f"echo: {len(trials)} canaries against {len(quiet.times)} undisturbed ones"
     if probability < CONFIDENCE:
         return untold(f"{said}; the likeliest answer is only {probability:.0%} sure", len(trials))
+    lasted_s = median(trial.remaining_s for trial in trials)
+    if best != "stops" and lasted_s < wanted_s:
+        return untold(
+            f"{said}; the answers would have ended by themselves after {lasted_s:.1f} s: too soon to tell", len(trials)
+        )
     late = [trial for trial in trials if echo_of(trial, quiet.middle) is Echo.BUSY]
     excesses = [max(trial.canary_s - quiet.middle, 0.0) for trial in trials]
     if best == "stops":

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from hangup.probe.caller import Caller, CallKind, connect_problem
-from hangup.probe.connection import CUT, ProbeConnection
+from hangup.probe.connection import CUT, TOKENS_PER_EVENT_MAX, ProbeConnection
 from hangup.probe.dialects import DIALECTS, Dialect, error_of, event_of
 from hangup.probe.endpoint import ProbeError
 
@@ -14,6 +14,7 @@ ANSWER_S = 120.0  # how long the first call may take: an engine may have to load
 _TRY_TOKENS = 2
 _SPEED_TOKENS = 48
 _NEWER_LIMIT = "max_completion_tokens"  # newer models of OpenAI refuse max_tokens, and name this instead
+_PIECES = 6
 _LISTED = 5  # models that an error names
 
 
@@ -27,7 +28,7 @@ class Speed:
 
     def counting(self, tokens_per_event: float) -> Speed:
         """Return the speed in tokens as the engine counts them; figures that cannot be true are left out."""
-        if not 1.0 < tokens_per_event <= 4.0:
+        if not 1.0 < tokens_per_event <= TOKENS_PER_EVENT_MAX:
             return self
         return Speed(self.first_token_s, self.rate * tokens_per_event, tokens_per_event)
 
@@ -118,12 +119,18 @@ def _names(page: bytes) -> list[str]:
 
 async def first_token_time(caller: Caller, kind: CallKind | None = None, timeout_s: float = ANSWER_S) -> float | None:
     """Send a canary and read it to its end; return its first-token time, or None if it was not answered."""
+    return (await canary(caller, kind, timeout_s))[0]
+
+
+async def canary(caller: Caller, kind: CallKind | None, timeout_s: float) -> tuple[float | None, str]:
+    """Send a canary and read it to its end; return its first-token time, or None and what went wrong."""
     call = await caller.start(kind or CallKind(_TRY_TOKENS))
     try:
         await call.until_end(timeout_s)
         if call.first_token_at is None or call.refused:
-            return None
-        return call.first_token_at - call.sent_at
+            silent = "the answer has no text" if call.ended else f"no first token within {timeout_s:.0f} s"
+            return None, call.refused or silent
+        return call.first_token_at - call.sent_at, ""
     finally:
         call.close()
 
@@ -132,7 +139,7 @@ async def measure_speed(caller: Caller) -> Speed:
     """Read one stream to its end."""
     call = await caller.start(CallKind(_SPEED_TOKENS))
     try:
-        await call.until_end(ANSWER_S)
+        await call.read_whole(ANSWER_S)
         if call.first_token_at is not None and not call.ended:
             raise ProbeError(f"{caller.endpoint.url}: an answer of {_SPEED_TOKENS} tokens stalled after {call.events}")
         if call.refused or call.first_token_at is None or call.last_token_at is None:
@@ -147,8 +154,15 @@ async def measure_speed(caller: Caller) -> Speed:
 
 
 def faster(speed: Speed, call: ProbeConnection) -> Speed:
-    """Return the speed with the rate of this call, if that is higher."""
-    if call.first_token_at is None or call.last_token_at is None or call.events < 2:
+    """Return the speed with the rate of this call, if that is higher.
+
+    Events that waited for us, or for a proxy, come in one piece and say nothing about the engine's rate: those of the first
+    piece are left out, and an answer of few pieces counts from its request on.
+    """
+    if call.first_token_at is None or call.last_token_at is None:
         return speed
-    rate = (call.events - 1) / max(call.last_token_at - call.first_token_at, 1e-6)
+    if call.reads < _PIECES:
+        rate = call.events / max(call.last_token_at - call.sent_at, 1e-6)
+    else:
+        rate = (call.events - call.first_events) / max(call.last_token_at - call.first_token_at, 1e-6)
     return Speed(speed.first_token_s, max(speed.rate, rate), speed.tokens_per_event)

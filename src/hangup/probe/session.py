@@ -21,7 +21,7 @@ from hangup.probe.cases import CASES, Case, Company, Moment
 from hangup.probe.connection import ProbeConnection
 from hangup.probe.echo import QUIET_MIN, QuietTimes
 from hangup.probe.endpoint import Endpoint, ProbeError, is_near, parse, parse_page
-from hangup.probe.meet import ANSWER_S, Speed, faster, first_token_time, measure_speed, meet
+from hangup.probe.meet import ANSWER_S, Speed, canary, faster, first_token_time, measure_speed, meet
 from hangup.probe.report import CaseResult, ProbeReport
 from hangup.probe.stage import Scene, Stage, Unplayable
 from hangup.probe.usage import USAGE
@@ -31,6 +31,7 @@ from hangup.probe.watch import EngineWatch, find_figures, find_version
 _CROWD_S = 1.5  # how long the calls shall run whose slots are counted
 _REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be told from its own end
 _QUIET_WITH_FIGURES = 5
+_CANARIES, _CANARY_PAUSE_S = 3, 0.5  # so many must fail before the stack counts as broken
 _SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
 _GROWTH = 1.5  # of memory or descriptors of the engine's process
 _DESCRIPTORS_SPARE = 8
@@ -217,14 +218,12 @@ class ProbeSession:
             if self._watch is not None and not await self._is_shown(self._watch, call, others):
                 self._notes.append(f"the figures of {self._watch.where} do not show the probe's calls, so they are not used")
                 self._watch = None
-            whole = await call.until_end(self._stage.patience_s + self._stage.answer_s * 3)
+            whole = await call.read_whole(self._stage.patience_s)
         finally:
             call.close()
         if not whole:
             what = f"was cut: {call.refused}" if call.refused else "stalled"
             raise Unplayable(f"an answer that was read to its end {what}, after {call.events} of {asked} tokens")
-        if call.events < asked * 0.8:
-            self._notes.append(f"an answer ended by itself after {call.events} of {asked} tokens: times may be too short")
         self._stage.speed = faster(self._stage.speed, call)
         if self._watch is not None and before is not None and before.status.tokens is not None:
             await asyncio.sleep(self._watch.source.lag_s)
@@ -234,13 +233,21 @@ class ProbeSession:
         elif self._watch is None and (found := await find_records(self._caller, call)) is not None:
             self._records, tokens_per_event = found
             self._stage.speed = self._stage.speed.counting(tokens_per_event)
+        else:
+            self._stage.speed = self._stage.speed.counting((call.usage or 0) / max(call.events, 1))
+        came = round(call.tokens(self._stage.speed.tokens_per_event))
+        if came < asked * 0.8:
+            self._notes.append(f"an answer ended by itself after {came} of {asked} tokens: times may be too short")
 
     async def _holds_back(self) -> bool:
         """Return whether full slots delay another call: if not, an echo would take everything for a stop."""
         try:
-            return await is_held_back(self._caller, self._stage, self._quiet, self._slots)
+            for _ in range(2):  # on a busy machine one trial may fail by chance
+                if await is_held_back(self._caller, self._stage, self._quiet, self._slots):
+                    return True
         except (Unplayable, BudgetSpent):
-            return False
+            pass
+        return False
 
     async def _is_shown(self, watch: EngineWatch, call: ProbeConnection, others: int) -> bool:
         deadline = time.monotonic() + self._stage.answer_s * 0.8
@@ -252,10 +259,11 @@ class ProbeSession:
         return False
 
     async def _undisturbed(self, count: int) -> QuietTimes:
-        times = [await first_token_time(self._caller) for _ in range(count)]
-        found = tuple(time_s for time_s in times if time_s is not None)
-        if len(found) < count:
-            self._notes.append(f"{count - len(found)} of {count} undisturbed calls were not answered")
+        calls = [await canary(self._caller, None, ANSWER_S) for _ in range(count)]
+        found = tuple(time_s for time_s, _ in calls if time_s is not None)
+        failures = [failure for time_s, failure in calls if time_s is None]
+        if failures:
+            self._notes.append(f"{len(failures)} of {count} undisturbed calls failed: {failures[0]}")
         return QuietTimes(found or (ANSWER_S,))
 
     async def _find_slots(self) -> int:
@@ -359,7 +367,7 @@ class ProbeSession:
                 call.close()
             others = scene.live if scene.case.company is not Company.ALONE else []
             for call in others:
-                whole = await call.until_end(self._stage.answer_s * 4 + 30)
+                whole = await call.read_whole(self._stage.patience_s)
                 if not whole or call.refused:
                     judgement = judgement.broke(f"another client's stream was cut: {call.refused or 'it stalled'}")
         finally:
@@ -376,15 +384,22 @@ class ProbeSession:
         return await trials.play(case)
 
     async def _still_serves(self, judgement: Judgement) -> Judgement:
-        """Send a canary: a departure must not cost others their answers."""
+        """Send a canary: a departure must not cost others their answers. One that fails at once may be a chance: try again."""
         patience_s = max(self._stage.answer_s * 3, self._quiet.middle * 20, 10.0)
-        try:
-            took_s = await first_token_time(self._caller, timeout_s=patience_s)
-        except OSError:
-            took_s = None
+        took_s, failures = None, list[str]()
+        while took_s is None and len(failures) < _CANARIES:
+            try:
+                took_s, failure = await canary(self._caller, None, patience_s)
+            except OSError as error:
+                failure = "; ".join(connect_problem(self._caller.endpoint, error).problems)
+            if took_s is None:
+                failures.append(failure)
+                await asyncio.sleep(_CANARY_PAUSE_S)
         if took_s is None:
             self._is_dead = True
-            return judgement.broke("a new call is not answered any more")
+            return judgement.broke(f"a new call is not answered any more: {failures[-1]}")
+        if failures:
+            judgement = judgement.with_note(f"{len(failures)} of {len(failures) + 1} new calls failed: {failures[0]}")
         if took_s > max(self._quiet.times) * _SLOWER + 1.0:
             return judgement.with_note(f"the next call's first token took {took_s:.1f} s, {self._quiet.middle:.2f} s before")
         return judgement

@@ -102,7 +102,7 @@ class Stage:
         if case.moment is Moment.WHOLE:
             computed = (time.monotonic() - call.sent_at - self.speed.first_token_s) * self.speed.rate
         else:
-            computed = call.events * self.speed.tokens_per_event
+            computed = call.tokens(self.speed.tokens_per_event)
         return max(round(self.tokens - max(computed, 0.0)), 0)
 
     async def _place_one(self, case: Case) -> ProbeConnection:
