@@ -52,8 +52,8 @@ class Submitter(threading.Thread):
         self.stopped = False
 
     def run(self) -> None:
-        sdk = client(self.url)
-        with contextlib.suppress(openai.APIError, httpx.HTTPError, AssertionError, json.JSONDecodeError):
+        failures = contextlib.suppress(openai.APIError, httpx.HTTPError, AssertionError, json.JSONDecodeError)
+        with client(self.url) as sdk, failures:
             for n in range(1000):
                 if self.stopped:
                     return

@@ -14,11 +14,12 @@ from functools import partial
 import httpx
 import pytest
 
+from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
-from hangup.errors import HangupError
+from hangup.errors import HangupError, Refusal
 from hangup.gateway.store import postgresql
-from hangup.gateway.store.jobs import Claim, Job, JobStore, NewItem
+from hangup.gateway.store.jobs import Claim, Job, JobStore, NewItem, Used
 from hangup.gateway.store.postgresql import without_password
 from hangup.gateway.store.worker_thread import StoreFailed
 from support.job_registry import CALL, FakeGateway, answered, open_registry
@@ -202,6 +203,19 @@ class TestTogether:
                 assert isinstance(results[1], ValueError)
                 assert [job.id for job in await store.do(store.jobs.active)] == ["job_a", "job_b"]
                 assert (await store.do(lambda: store.jobs.used("ann"))).jobs == 2
+
+        asyncio.run(run())
+
+    def test_quotas_count_what_the_same_transaction_submits(self, server: PostgresServer) -> None:
+        async def run() -> None:
+            store = JobStore(server.new_database())
+            host = FakeGateway(room=0, limits=LimitSettings(jobs_max=5))
+            async with open_registry(store, host) as registry:
+                item = [NewItem("", "/", b"{}")]
+                submits = [registry.submit(f"job_{n}", Kind.CALL, "ann", CALL, item, lease_s=600) for n in range(12)]
+                results = await asyncio.gather(*submits, return_exceptions=True)
+                assert sum(isinstance(result, Refusal) for result in results) == 7
+                assert (await store.do(lambda: store.jobs.used("ann"))) == Used(5, 5, 10)
 
         asyncio.run(run())
 

@@ -51,6 +51,7 @@ class PostgresConnection:
         self.address = without_password(url)
         self.wrote = False  # since the current transaction or piece of work began
         self.transactions = 0  # begun so far
+        self.grouped = False  # the current transaction consists of submissions
         self._real: psycopg.Connection[tuple[Any, ...]] | None = None
         self.psycopg = _client()
 
@@ -193,6 +194,7 @@ class PostgresDatabase(StoreThread):
 
     def _run_together(self, batch: list[Piece]) -> Outcomes:
         outcomes: Outcomes = []
+        self.db.grouped = batch[0].grouped
         with self.db.transaction():
             for piece in batch:
                 if piece.future.cancelled():

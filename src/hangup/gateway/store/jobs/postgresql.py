@@ -230,10 +230,14 @@ class PostgresJobTable(JobTable):
         self._version = 0
         self._transaction = 0  # to which the following belong
         self._locked_keys: set[int] = set()
+        self._used: dict[str, Used] = {}  # by tenant
+
+    def _forget_last_transaction(self) -> None:
+        if self._transaction != self._connection.transactions:
+            self._transaction, self._locked_keys, self._used = self._connection.transactions, set(), {}
 
     def lock(self, keys: Iterable[int]) -> None:
-        if self._transaction != self._connection.transactions:
-            self._transaction, self._locked_keys = self._connection.transactions, set()
+        self._forget_last_transaction()
         ordered = sorted(set(keys) - self._locked_keys)
         if ordered:
             self._db.execute("SELECT key FROM job WHERE key = ANY(?) ORDER BY key FOR UPDATE", (ordered,))
@@ -242,7 +246,11 @@ class PostgresJobTable(JobTable):
     def _insert_job(self, values: tuple[object, ...], items: list[NewItem]) -> Job:
         columns = [[item[at] for item in items] for at in range(3)]
         (row,) = self._db.execute(_SUBMIT, (*values, *columns)).fetchall()
-        return Job.from_row(row)
+        job = Job.from_row(row)
+        used = self._used.get(job.tenant)
+        if used is not None:
+            self._used[job.tenant] = Used(used.jobs + 1, used.items + len(items), used.bytes + job.bytes)
+        return job
 
     def _claim_from(self, keys: list[int], worker: int, count: int, bytes_max: int, now: float) -> list[Claim]:
         """Claim the items of single calls together, then those of batches one batch after the other."""
@@ -305,6 +313,16 @@ class PostgresJobTable(JobTable):
         return oldest, self._select("changed >= ? AND changed_by <> ? ORDER BY key", since, self._connection.number)
 
     def used(self, tenant: str) -> Used:
+        """See `JobTable`. Submissions that share a transaction read it once, and add what they add."""
+        self._forget_last_transaction()
+        if self._connection.grouped and tenant in self._used:
+            return self._used[tenant]
+        used = self._read_use(tenant)
+        if self._connection.grouped:
+            self._used[tenant] = used
+        return used
+
+    def _read_use(self, tenant: str) -> Used:
         sums = ", ".join(f"coalesce(sum({column}), 0)::bigint" for column in Used._fields)
         return Used(*self._db.execute(f"SELECT {sums} FROM used WHERE tenant = ?", (tenant,)).fetchone())  # noqa: S608 - ours
 
