@@ -232,7 +232,8 @@ class TestTogether:
                 async def work(store: JobStore, number: int) -> None:
                     worker = await store.do(lambda: store.workers.register("h", str(number)))
                     while claims := await store.do(lambda: store.jobs.claim(worker, "ann", 7, 1 << 20, 2.0)):
-                        back, done = claims[:1] if number else [], claims[1:] if number else claims
+                        given_back = 1 if number and len(claims) > 1 else 0  # the last ones end, whoever has them
+                        back, done = claims[:given_back], claims[given_back:]
                         written = await store.do(lambda claims=claims, b=back, d=done: write(store, keys, b, d))  # type: ignore[misc]
                         ended.update((claim.job_key, claim.n) for claim, ok in zip(done, written, strict=True) if ok)
                         await store.do(lambda: store.jobs.touch(reversed(keys)))
