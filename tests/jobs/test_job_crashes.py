@@ -19,6 +19,7 @@ import httpx
 import openai
 import pytest
 
+from support import leftovers
 from support.jobs import client, get_job, line, results, start_batch, start_job, wait_batch, wait_job
 from support.linux import linux_only
 from support.postgresql import postgres_server
@@ -142,6 +143,7 @@ class TestKilled:
                 for submitter in submitters:
                     submitter.stopped = True
                     submitter.join(60)
+                leftovers.collect_quietly()  # of requests that broke off with their gateway
                 gateways[victim].close()
                 gateways[victim] = serve(engine, tmp_path, jobs=database, ledger=database)
             assert batches and calls, "something was submitted between the kills"
