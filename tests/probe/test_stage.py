@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 
 from hangup.core.reaper import EngineStatus
 from hangup.probe.budget import BudgetSpent, ProbeBudget
-from hangup.probe.by_echo import EchoTrials
+from hangup.probe.by_echo import EchoTrials, _OwnLag
 from hangup.probe.by_figures import FiguresTrial
 from hangup.probe.caller import Caller, CallKind, resolve
 from hangup.probe.cases import CASES
@@ -166,3 +167,13 @@ def test_patience_begins_anew_with_each_token(monkeypatch: pytest.MonkeyPatch) -
         call.close()
 
     play(Engine(_STREAM), ProbeBudget(), story)
+
+
+def test_a_probe_that_is_held_up_notices_it() -> None:
+    async def main() -> None:
+        lag = _OwnLag()
+        time.sleep(0.3)  # noqa: ASYNC251 - nothing else runs meanwhile, as on a machine without a free CPU
+        lag.close()
+        assert lag.worst_s >= 0.2
+
+    asyncio.run(main())

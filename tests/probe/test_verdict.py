@@ -168,3 +168,10 @@ def test_an_answer_that_was_too_short_is_no_evidence() -> None:
     assert judge_echo(trials, QUIET, WITHIN_S, 50.0, wanted_s=1.5).ruling is Ruling.NEVER
     quick = [EchoTrial(QUIET.middle, 1.9)] * 3
     assert judge_echo(quick, QUIET, WITHIN_S, 50.0, wanted_s=2.6).ruling is Ruling.STOPPED, "that can be told"
+
+
+def test_undisturbed_calls_that_vary_too_much_are_no_measure() -> None:
+    """On a machine that is far too busy, a stop after 2 s is no later than an undisturbed call may be by chance."""
+    noisy = QuietTimes((*QUIET.times[1:], 2.5))
+    trials = [EchoTrial(noisy.middle + 2.0, 6.0)] * 4
+    assert judge_echo(trials, noisy, WITHIN_S, 50.0, wanted_s=2.6).ruling is Ruling.UNTOLD

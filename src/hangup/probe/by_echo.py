@@ -16,6 +16,9 @@ from hangup.probe.stage import Stage, Unplayable
 from hangup.probe.verdict import Judgement, untold
 
 _FREE_TOKENS = 12
+_TICK_S = 0.05
+_LAG_SHARE = 0.1  # of the abandoned answer's rest: a probe that was held up for longer has seen nothing
+_HELD_UP_MAX = 4  # trials
 _WANTED = 0.65  # of the rest that abandoned answers should have
 _CLOCK_EVENTS = 8
 _SEARCH_LENGTH = 2  # holders of the search last for so many answers
@@ -37,10 +40,21 @@ class EchoTrials:
         if case.company is Company.BESIDE and self._slots < 2:
             return untold("the engine has one slot: there is no place for another client")
         trials: list[EchoTrial] = []
+        held_up = 0
         while not trials or not is_decided(trials, self._quiet):
             if not await self._all_free():
                 return untold("the slots did not become free: other clients use the engine", len(trials))
-            trials.append(await self._trial(case))
+            lag = _OwnLag()
+            try:
+                trial = await self._trial(case)
+            finally:
+                lag.close()
+            if lag.worst_s <= trial.remaining_s * _LAG_SHARE:
+                trials.append(trial)
+            elif (held_up := held_up + 1) > _HELD_UP_MAX:
+                return untold(
+                    f"the probe itself was held up for {lag.worst_s:.1f} s: this machine is too busy for an echo", len(trials)
+                )
         wanted_s = self._stage.rest_s * _WANTED
         return judge_echo(trials, self._quiet, self._within_s, self._stage.speed.rate, wanted_s)
 
@@ -91,6 +105,25 @@ class EchoTrials:
                 raise one
             times.append(one)
         return times
+
+
+class _OwnLag:
+    """How late this process itself was: while it waits for a CPU, it reads no tokens and takes no times."""
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        self._due = time.monotonic()
+        self._tick()
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.worst_s = max(self.worst_s, now - self._due)
+        self._due = now + _TICK_S
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+
+    def close(self) -> None:
+        self.worst_s = max(self.worst_s, time.monotonic() - self._due)
+        self._timer.cancel()
 
 
 class _StreamClock:

@@ -20,6 +20,7 @@ CONFIDENCE = 0.98
 TRIALS_MAX = 12
 QUIET_MIN = 18  # undisturbed canaries: with n of them, a false alarm rarer than 1 in n + 2 is not claimed
 _STOPPED, _RAN_ON = 0.35, 0.75  # of the abandoned answer's rest
+_SPREAD_MAX = 0.25  # of the rest of an abandoned answer; undisturbed canaries that vary by more hide a late stop
 _PRIORS = {"stops": 0.48, "never": 0.48, "some": 0.04}
 
 
@@ -100,6 +101,8 @@ def judge_echo(
     said = f"echo: {len(trials)} canaries against {len(quiet.times)} undisturbed ones"
     if probability < CONFIDENCE:
         return untold(f"{said}; the likeliest answer is only {probability:.0%} sure", len(trials))
+    if quiet.spread > _SPREAD_MAX * wanted_s > 0:
+        return untold(f"{said}; those vary by {quiet.spread:.1f} s: too much for an echo", len(trials))
     lasted_s = median(trial.remaining_s for trial in trials)
     if best != "stops" and lasted_s < wanted_s:
         return untold(
