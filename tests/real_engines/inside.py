@@ -136,10 +136,10 @@ class Vllm:
         if not hasattr(processor, "counted"):
             process = processor.process_outputs
 
-            def counted(outputs: Any, *arguments: Any) -> Any:
+            def counted(outputs: Any, *arguments: Any, **named: Any) -> Any:
                 for _ in outputs:
                     step()
-                return process(outputs, *arguments)
+                return process(outputs, *arguments, **named)
 
             processor.counted, processor.process_outputs = True, counted
         return self.engine
