@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import socket
 import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -14,12 +16,15 @@ from functools import partial
 import httpx
 import pytest
 
+from hangup.cli.main import main
 from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import HangupError, Refusal
+from hangup.gateway.jobs.workers import this_host
 from hangup.gateway.store import postgresql
 from hangup.gateway.store.jobs import Claim, Job, JobStore, NewItem, Used
+from hangup.gateway.store.jobs.postgresql import MIGRATIONS
 from hangup.gateway.store.postgresql import without_password
 from hangup.gateway.store.worker_thread import StoreFailed
 from support.job_registry import CALL, FakeGateway, answered, open_registry
@@ -101,6 +106,41 @@ class TestOpening:
         assert without_password("postgresql://u:p%40s@h/d") == "postgresql://u:***@h/d"
         assert without_password("postgresql://h/d?user=u&password=p&x=1") == "postgresql://h/d?user=u&password=***&x=1"
         assert without_password("postgresql://u@h:5432/d") == "postgresql://u@h:5432/d"
+        assert without_password("postgresql://u:p@s/s@h/d") == "postgresql://u:***@h/d"
+
+    @pytest.mark.parametrize("password", ["se%cret", "se@cret", "se/cret", "se cret", "s/e@cret"])
+    def test_a_password_that_is_not_encoded(self, password: str) -> None:
+        """libpq's own messages would show it, or a part of it as the name of a host."""
+        text = refusal_of(f"postgresql://u:{password}@127.0.0.1:1/jobs")
+        assert text.startswith("never: cannot use postgresql://u:***@127.0.0.1:1/jobs: the address cannot be read; write @ /")
+        assert "cret" not in text
+
+    def test_config_show_hides_passwords(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for form in ([], ["--json"]):
+            assert main(["config", "show", *form, "--jobs", NOBODY_LISTENS, "--ledger", NOBODY_LISTENS]) == 0
+            text = capsys.readouterr().out
+            assert "secret" not in text and text.count("hangup:***@127.0.0.1:1/jobs") == 2
+
+    def test_a_gateway_that_freezes_while_it_migrates(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        import psycopg
+
+        monkeypatch.setattr(postgresql, "_SESSION", postgresql._SESSION.replace("10s", "1s"))
+        url, found = server.new_database(), list[str]()
+        with psycopg.connect(url, autocommit=True) as frozen:
+            frozen.execute("SELECT pg_advisory_lock(%s)", (postgresql._MIGRATING,))
+            opening = threading.Thread(target=lambda: found.append(refusal_of(url)), daemon=True)
+            opening.start()
+            opening.join(30)
+        assert found and found[0].startswith("later: cannot use ") and "lock timeout" in found[0]
+
+    def test_a_host_that_vanishes_is_given_up(self, server: PostgresServer) -> None:
+        """Keepalives are not sent while data is not acknowledged; without a limit the kernel tries for a quarter of an hour."""
+        connection = postgresql.PostgresConnection(server.new_database(), "jobs", MIGRATIONS)
+        connection.connect()
+        assert connection._real is not None
+        with socket.socket(fileno=os.dup(connection._real.fileno())) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+        connection.close()
 
     def test_many_at_once(self, server: PostgresServer) -> None:
         """Gateways that start together on an empty database: one creates the tables, none fails."""
@@ -270,23 +310,48 @@ class TestTogether:
             url = server.new_database()
             async with opened(url, url) as (frozen, other):
                 job = await other.do(lambda: submitted(other, "job_a"))
+                locked, may_thaw = threading.Event(), threading.Event()
 
                 def freeze() -> None:
                     frozen.jobs.lock([job.key])
-                    time.sleep(4)
+                    locked.set()
+                    may_thaw.wait(60)
 
                 holding = asyncio.create_task(frozen.do(freeze))
-                await asyncio.sleep(0.2)
+                assert await asyncio.to_thread(locked.wait, 60)
                 cancelled = None
-                while cancelled is None:
-                    with contextlib.suppress(StoreFailed):  # it waits for the row for a second at most
-                        cancelled = await other.do(lambda: other.jobs.cancel(job.key, Cause.CANCELLED, 2.0))
+                async with asyncio.timeout(50):
+                    while cancelled is None:
+                        with contextlib.suppress(StoreFailed):  # it waits for the row for a second at most
+                            cancelled = await other.do(lambda: other.jobs.cancel(job.key, Cause.CANCELLED, 2.0))
                 assert cancelled.status is JobStatus.CANCELLED and not holding.done()
+                may_thaw.set()
                 with pytest.raises(StoreFailed):
                     await holding
                 assert await frozen.do(frozen.jobs.active) == [], "and it goes on with a new connection"
 
         asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["its worker is dead", "its worker is not in the table", "we do not know that we claimed it"])
+def test_what_a_gateway_requeues_it_runs_itself(server: PostgresServer, how: str) -> None:
+    """It may be the only one left, and nobody reads its own changes."""
+
+    async def run() -> None:
+        host, store = FakeGateway(), JobStore(server.new_database())
+        async with open_registry(store, host, ticks=False) as registry:
+            dead = await store.do(lambda: store.workers.register(this_host(), "999999999-1"))
+            worker = registry.worker if how.startswith("we") else dead
+            await store.do(lambda: submitted(store, "batch_a", 3))
+            await store.do(lambda: store.jobs.claim(worker, "ann", 3, 1 << 20, 2.0))
+            if "table" in how:
+                await store.do(lambda: store.workers.remove(dead))
+            for _ in range(2):
+                await registry._read_changes(0.0)
+                await registry._heartbeat(0.0)
+            await soon(lambda: len(host.items) == 3)
+
+    asyncio.run(run())
 
 
 def test_changes_of_a_transaction_that_ends_late_are_not_missed(server: PostgresServer) -> None:
@@ -297,15 +362,16 @@ def test_changes_of_a_transaction_that_ends_late_are_not_missed(server: Postgres
         async with opened(url, url, url) as (early, late, reader):
             first = await early.do(lambda: submitted(early, "job_a"))
             since, _ = await reader.do(lambda: reader.jobs.changes(None))
-            may_end = asyncio.Event()
+            touched, may_end = asyncio.Event(), asyncio.Event()
             loop = asyncio.get_running_loop()
 
             def slowly() -> None:
                 early.jobs.touch([first.key])
+                loop.call_soon_threadsafe(touched.set)
                 asyncio.run_coroutine_threadsafe(may_end.wait(), loop).result(60)
 
             open_transaction = asyncio.create_task(early.do(slowly))
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(touched.wait(), 60)
             await late.do(lambda: submitted(late, "job_b"))
             since, jobs = await reader.do(lambda: reader.jobs.changes(since))
             assert [job.id for job in jobs] == ["job_b"]

@@ -12,6 +12,7 @@ from hangup.cli.settings import add_flags, check_engines, configuration
 from hangup.config import LimitSettings, Settings
 from hangup.config.load import Configuration, load
 from hangup.config.schema import LISTS, scalar_fields
+from hangup.gateway.store.postgresql import is_postgresql, without_password
 
 
 def add_parser(commands: Any) -> None:
@@ -58,7 +59,11 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 
 def effective(config: Configuration) -> list[tuple[str, Any, str]]:
-    """Return every plain setting as (name, value, origin)."""
-    rows = [(f.name, getattr(config.settings, f.name), config.origin(f.name)) for f in scalar_fields(Settings)]
+    """Return every plain setting as (name, value, origin), without passwords."""
+    rows = [(f.name, _shown(getattr(config.settings, f.name)), config.origin(f.name)) for f in scalar_fields(Settings)]
     limits = config.settings.limits
     return rows + [(f"limits.{f.name}", getattr(limits, f.name), config.origin(f.name)) for f in scalar_fields(LimitSettings)]
+
+
+def _shown(value: Any) -> Any:
+    return without_password(value) if isinstance(value, str) and is_postgresql(value) else value

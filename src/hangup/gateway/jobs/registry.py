@@ -381,28 +381,25 @@ class JobRegistry:
         lost = self._runner.unknown(await store.do(lambda: store.jobs.claimed_by(worker)))
         again, self._lost_items = lost & self._lost_items, lost - self._lost_items
         if again:
-            await store.do(lambda: store.jobs.give_back_lost(again, time.time()))
+            requeued = await store.do(lambda: store.jobs.give_back_lost(again, time.time()))
             self._host.log_event("job_items_requeued", items=len(again))
-            await self._refresh()
+            self._take_over_all(requeued)
 
     async def _requeue_from_dead_workers(self) -> None:
         """Requeue the items that dead workers had claimed."""
         store = self.store
         workers = await store.do(store.workers.all)
         self.others = any(worker.id != self._worker for worker in workers)
-        given_back = 0
         for dead in self._missing_workers.find_dead(workers, self._worker, self._loop.time()):
-            await store.do(partial(self._give_back, dead))
+            requeued = await store.do(partial(self._give_back, dead))
             self._host.log_event("job_worker_gone", worker=dead)
-            given_back += 1
-        given_back += await store.do(lambda: store.jobs.give_back_orphans(time.time()))
-        if given_back:
-            await self._refresh()
+            self._take_over_all(requeued)
+        self._take_over_all(await store.do(lambda: store.jobs.give_back_orphans(time.time())))
         await self._reconcile()
 
-    def _give_back(self, worker: int) -> None:
+    def _give_back(self, worker: int) -> list[Job]:
         self.store.workers.remove(worker)  # first: from now on it claims nothing more
-        self.store.jobs.give_back_all(worker, time.time())
+        return self.store.jobs.give_back_all(worker, time.time())
 
     async def _refresh(self) -> None:
         """Read the jobs that changed since the last time, perhaps by other processes; the first time, read all active jobs."""
@@ -417,9 +414,17 @@ class JobRegistry:
                 active.lease.renew(self._loop.time())
             if job.status is JobStatus.CANCELLING:  # stop its items that run here, even if the job is new to us
                 self._runner.hang_up(job.key, REASON_OF[job.cause])
-            self.job_changed(job)
-            if job.tally.queued and job.status is JobStatus.RUNNING:
-                self._runner.wake(job.tenant)
+            self._take_over(job)
+
+    def _take_over_all(self, jobs: list[Job]) -> None:
+        """Run what this process has requeued: `_refresh` does not show it, because a server lists only changes of others."""
+        for job in jobs:
+            self._take_over(job)
+
+    def _take_over(self, job: Job) -> None:
+        self.job_changed(job)
+        if job.tally.queued and job.status is JobStatus.RUNNING:
+            self._runner.wake(job.tenant)
 
     async def _reconcile(self) -> None:
         """Adopt batches whose checker has died, and drop jobs that another process has meanwhile ended or even deleted."""

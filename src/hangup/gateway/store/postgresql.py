@@ -23,7 +23,15 @@ _OLDEST = 13  # major version: the first that numbers transactions as the job st
 _CONNECT_S = 5
 # A gateway that is frozen, or cut off, in a transaction must not keep the others waiting for its rows.
 _SESSION = "SET search_path = hangup; SET idle_in_transaction_session_timeout = '10s'; SET lock_timeout = '10s'"
-_NETWORK = {"connect_timeout": _CONNECT_S, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+# A server whose host vanished is given up within 25 s: keepalives notice it while hangup waits, `tcp_user_timeout` (ms) while
+# what hangup has sent is not acknowledged, which would take the kernel a quarter of an hour.
+_NETWORK = {
+    "connect_timeout": _CONNECT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 _MIGRATING = 0x68616E67  # advisory lock: one gateway at a time migrates
 _SLOTS = 0x68616E68  # advisory locks: each connection holds one slot
 _FREE_SLOT = f"SELECT n FROM generate_series(1, 10000) AS n WHERE pg_try_advisory_lock({_SLOTS}, n) LIMIT 1"  # noqa: S608
@@ -35,8 +43,8 @@ def is_postgresql(path: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """Return the address for messages and logs."""
-    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url))
+    """Return the address for messages and logs. A password may hold an @ or a / that should have been encoded."""
+    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r"(//[^/@:]*):.*@", r"\1:***@", url))
 
 
 class PostgresConnection:
@@ -108,9 +116,25 @@ class PostgresConnection:
         return bool(real.info.transaction_status == self.psycopg.pq.TransactionStatus.IDLE)
 
     def _options(self) -> dict[str, Any]:
-        given = self.psycopg.conninfo.conninfo_to_dict(self._url)
+        given = self._parts()
         network = {name: value for name, value in _NETWORK.items() if name not in given}
         return {**network, "application_name": "hangup", "autocommit": True, "cursor_factory": self.psycopg.RawCursor}
+
+    def _parts(self) -> dict[str, Any]:
+        """Return what the address says. If it cannot be read as it is meant, the client's own words would show the password."""
+        unreadable = HangupError(
+            f"cannot use {self.address}: the address cannot be read;"
+            " write @ / : % and spaces in its user and password as %40 %2F %3A %25 %20"
+        )
+        where = self._url.partition("//")[2].partition("?")[0]
+        if where.count("@") > 1 or "@" in where.partition("/")[2]:
+            raise unreadable
+        try:
+            return dict(self.psycopg.conninfo.conninfo_to_dict(self._url))
+        except self.psycopg.ProgrammingError as error:
+            if "query parameter" in str(error):  # names it
+                raise
+            raise unreadable from None
 
     def _refused(self, error: psycopg.Error) -> HangupError:
         """Return why the store cannot be used, in one line; `StoreFailed` if that may change by itself."""
@@ -124,10 +148,10 @@ class PostgresConnection:
         version = real.info.server_version // 10_000
         if version < _OLDEST:
             raise HangupError(f"cannot use {self.address}: PostgreSQL {version} is too old; hangup needs {_OLDEST} or newer")
+        real.execute(_SESSION, prepare=False)  # first: another gateway may freeze while it migrates
         with real.transaction():
             real.execute("SELECT pg_advisory_xact_lock($1)", (_MIGRATING,))
             self._migrate(real)
-        real.execute(_SESSION, prepare=False)
         (durable,) = _row(real.execute("SHOW synchronous_commit"))
         if durable == "off":  # an acknowledged job would be lost with the server
             real.execute("SET synchronous_commit = on")
@@ -151,7 +175,6 @@ class PostgresConnection:
             )
         if version == newest:
             return
-        real.execute("SET LOCAL search_path = hangup")
         for migration in self._migrations[version:]:
             real.execute(migration, prepare=False)
         upsert = "INSERT INTO version VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET version = excluded.version"

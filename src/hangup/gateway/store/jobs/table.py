@@ -281,49 +281,46 @@ class JobTable:
         for claim in claims:
             self._requeue(claim.job_key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
 
-    def give_back_all(self, worker: int, now: float) -> None:
-        """Requeue all items that a worker has claimed; items of a job that is being cancelled end instead."""
+    def give_back_all(self, worker: int, now: float) -> list[Job]:
+        """Requeue all items that a worker has claimed, and return their jobs; items of a job that is being cancelled end."""
         keys = self._db.execute("SELECT DISTINCT job FROM item WHERE worker = ? AND state = 1", (worker,)).fetchall()
         self.lock(key for (key,) in keys)
-        for (key,) in keys:
-            self._requeue(key, "worker = ? AND state = 1", (worker,), now)
+        found = [self._requeue(key, "worker = ? AND state = 1", (worker,), now) for (key,) in keys]
+        return [job for job in found if job is not None]
 
     def claimed_by(self, worker: int) -> set[tuple[int, int, int]]:
         """Return the items that a worker has claimed, as (job, number, fence)."""
         rows = self._db.execute("SELECT job, n, fence FROM item WHERE worker = ? AND state = 1", (worker,))
         return set(rows.fetchall())
 
-    def give_back_lost(self, items: Iterable[tuple[int, int, int]], now: float) -> None:
-        """Requeue items whose worker does not know that it has claimed them."""
+    def give_back_lost(self, items: Iterable[tuple[int, int, int]], now: float) -> list[Job]:
+        """Requeue items whose worker does not know that it has claimed them, and return their jobs."""
         items = list(items)
         self.lock(key for key, _, _ in items)
-        for key, n, fence in items:
-            self._requeue(key, "n = ? AND fence = ? AND state = 1", (n, fence), now)
+        found = [self._requeue(key, "n = ? AND fence = ? AND state = 1", (n, fence), now) for key, n, fence in items]
+        return [job for job in found if job is not None]
 
-    def give_back_orphans(self, now: float) -> int:
-        """Requeue items whose worker is not in the table, since nobody else would.
-
-        Return how many pairs of job and worker there were.
-        """
+    def give_back_orphans(self, now: float) -> list[Job]:
+        """Requeue items whose worker is not in the table, since nobody else would, and return their jobs."""
         keys = self._db.execute(
             "SELECT DISTINCT job, worker FROM item WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM worker WHERE id = item.worker)"
         ).fetchall()
         self.lock(key for key, _ in keys)
-        for key, worker in keys:
-            self._requeue(key, "coalesce(worker, 0) = coalesce(?, 0) AND state = 1", (worker,), now)
-        return len(keys)
+        of_worker = "coalesce(worker, 0) = coalesce(?, 0) AND state = 1"
+        found = [self._requeue(key, of_worker, (worker,), now) for key, worker in keys]
+        return [job for job in found if job is not None]
 
-    def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
+    def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> Job | None:
+        """Requeue items; return their job as it is then, or None if there were none."""
         job = self.find_by_key(key)  # the caller has locked it
         if job is None:  # it ended and was deleted since
-            return
+            return None
         state = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
         changed = self._db.execute(
             f"UPDATE item SET state = ?, worker = NULL WHERE job = ? AND {where}",  # noqa: S608 - ours
             (state, key, *values),
         ).rowcount
-        if changed:
-            self._end_if_done(self._count(key, ItemState.CLAIMED, state, changed), now)
+        return self._end_if_done(self._count(key, ItemState.CLAIMED, state, changed), now) if changed else None
 
     # Ending
 
