@@ -36,7 +36,8 @@ _SILENT_S = 1.0  # then other workers accept from its socket
 _DEAD_HOLD_S = 1.0  # engines may take this long to notice that a worker has died
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
 _START_S = 120.0  # a worker that is not ready by then is replaced
-_END_S = 10.0  # after its drain a worker has this long to exit
+_END_S = 10.0  # a worker that closed its end of the channel has this long to exit
+_LAST_WRITES_S = 60.0  # and after its drain this long to write: a store that is locked or slow must not cost results
 
 
 class Supervisor:
@@ -209,11 +210,20 @@ class Supervisor:
         self._apply_changes()
 
     async def _replace(self, slot: int, pause_s: float = 0.0) -> None:
-        """Start another worker for a slot after a pause."""
+        """Start another worker for a slot after a pause, and try again while the system cannot start one."""
         self._restarting.add(slot)
         await asyncio.sleep(pause_s)
-        if not self.draining:
-            await self._start(slot)
+        while not self.draining and self._lacks_worker(slot):
+            try:
+                await self._start(slot)
+            except OSError as error:  # too many processes or files, or no memory
+                self._log.event("worker_failed", worker=slot, error=f"cannot start a process: {error}")
+                await asyncio.sleep(self._pauses[slot].failed(time.monotonic()))
+
+    def _lacks_worker(self, slot: int) -> bool:
+        """Return whether nobody has the slot, or only one that leaves. A roll may have filled it meanwhile."""
+        worker = self.by_slot[slot]
+        return worker is None or worker.leaving
 
     def _apply_changes(self) -> None:
         """Follow a change of who is there: who accepts from which socket, and who stops the calls of the dead."""
@@ -292,7 +302,7 @@ class Supervisor:
             worker.channel.send("drain")
         force = self._tasks.start(self._force_later())
         limits = self._configuration.settings.limits
-        await self._wait_until(lambda: not self._all, limits.drain_s + limits.linger_s + _END_S)
+        await self._wait_until(lambda: not self._all, limits.drain_s + limits.linger_s + _LAST_WRITES_S)
         force.cancel()
 
     async def _force_later(self) -> None:
@@ -334,14 +344,13 @@ class Supervisor:
             self._log.event("workers_rolled", workers=self.count)
 
     async def _replace_gently(self, slot: int) -> bool:
-        old = self.by_slot[slot]
         new = await self._start(slot, replaces=False)
         while not new.ready:
             if new.name not in self._all:
                 self._log.event("workers_roll_failed", worker=slot, error=new.failure)
                 return False
             await self._changed.wait()
-        self.by_slot[slot] = new
+        old, self.by_slot[slot] = self.by_slot[slot], new  # whoever has it by now: its worker may have died meanwhile
         self._apply_changes()
         if old is not None and old.name in self._all:
             old.leaving = True
