@@ -11,6 +11,7 @@ from hangup.core.account import Account, Entry
 from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.store.ledger_tables import LedgerServer
 from support.postgresql import postgres_server
 from support.waiting import wait_until
 
@@ -76,6 +77,35 @@ def test_a_server_that_is_away_costs_nothing_but_time() -> None:
     assert {row["tenant"] for row in store.report(3600, "tenant")["rows"]} == {"before", "between"}
     store.close()
     assert store.dropped == 0
+
+
+@pytest.mark.parametrize("reached", [True, False], ids=["it was committed", "it was not"])
+def test_a_commit_whose_answer_is_lost_is_booked_once(reached: bool) -> None:
+    store = make(postgres_server().new_database())
+    assert isinstance(store._tables, LedgerServer)
+    connection = store._tables._connection
+    execute = connection.execute
+
+    def lose(statement: str, values: Any = (), /) -> Any:
+        if statement != "COMMIT":
+            return execute(statement, values)
+        connection.execute = execute  # type: ignore[method-assign]
+        if reached:
+            execute(statement)
+        assert connection._real is not None
+        connection._real.close()
+        raise connection.psycopg.OperationalError("the connection is lost")
+
+    connection.execute = lose  # type: ignore[method-assign]
+    book(store, "a")
+    store.add_computed("b", 5)
+    with store._db_lock:
+        assert not store._write()
+    book(store, "a")
+    wait_until(lambda: store.report(3600, "tenant")["total"]["calls"] >= 2, what="both calls")
+    report = store.report(3600, "tenant")
+    assert report["total"]["calls"] == 2 and report["engines"]["b"]["computed"] == 5
+    store.close()
 
 
 def test_jobs_and_ledger_share_a_database() -> None:

@@ -26,6 +26,7 @@ from hangup.gateway.store.worker_thread import Connection
 from hangup.tasks import TASKS
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
+_Counts = dict[str, list[tuple[int, str, int]]]  # by table: minute, backend, tokens
 T = TypeVar("T")
 _MODELS_MAX = 1000  # clients choose model names: names beyond this limit, within an hour, are summed as `_OTHER`
 _UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: invented names must not displace real ones
@@ -91,6 +92,7 @@ class LedgerStore:
         self._steady_clock = SteadyClock(_newest_time(self._tables), clock(), time.monotonic())
         self.failing = False  # the file cannot be written: booked calls wait in memory
         self._in_doubt = 0  # calls in the write that is under way
+        self._unsure: tuple[int, _Accounts, _Counts] | None = None  # a transaction that may be committed, and what it wrote
         self._locked = False  # the last failure was the lock of another process
         self._log_event = log_event
         self._closing = threading.Event()
@@ -193,8 +195,9 @@ class LedgerStore:
         with self._accounts_lock:
             lost = _calls_of(self._accounts)
         self.dropped += lost
-        if lost or self._in_doubt:
-            self._log_event("ledger_entries_lost", calls=lost, in_doubt=self._in_doubt)
+        in_doubt = self._in_doubt + (_calls_of(self._unsure[1]) if self._unsure is not None else 0)
+        if lost or in_doubt:
+            self._log_event("ledger_entries_lost", calls=lost, in_doubt=in_doubt)
 
     @contextlib.contextmanager
     def _use_file(self) -> Iterator[None]:
@@ -222,6 +225,11 @@ class LedgerStore:
 
     def _write(self) -> bool:
         """Write all accounts; return False, and keep them, if that is not possible now."""
+        try:
+            self._settle_doubt()
+        except Exception as error:
+            self._note_failure(error)
+            return False
         with self._accounts_lock:
             accounts, self._accounts = self._accounts, {}
         counts = {table: list(_drain(waiting)) for table, waiting in self._counts.items()}
@@ -237,18 +245,38 @@ class LedgerStore:
                 for table, rows in counts.items():
                     db.executemany(_INSERT_COUNT[table], sorted(rows))
         except Exception as error:  # a full disk must not stop the gateway
-            self._put_back(accounts, counts)
-            self._locked = isinstance(error, LedgerBusy) or is_lock(error)
-            self._report_failure(error)
+            number = self._tables.take_doubt()
+            if number is not None:
+                self._unsure = number, accounts, counts
+            else:
+                self._put_back(accounts, counts)
+            self._note_failure(error)
             return False
         finally:
             self._in_doubt = 0
+        self._note_success()
+        return True
+
+    def _settle_doubt(self) -> None:
+        """Write again what a lost connection left in doubt, unless it was committed: it must not be booked twice."""
+        if self._unsure is not None:
+            number, accounts, counts = self._unsure
+            committed = self._tables.was_committed(number)
+            self._unsure = None
+            if not committed:
+                self._put_back(accounts, counts)
+            self._note_success()
+
+    def _note_success(self) -> None:
         if self.failing:
             self.failing = False
             self._log_event("ledger_recovered")
-        return True
 
-    def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
+    def _note_failure(self, error: Exception) -> None:
+        self._locked = isinstance(error, LedgerBusy) or is_lock(error)
+        self._report_failure(error)
+
+    def _put_back(self, accounts: _Accounts, counts: _Counts) -> None:
         """Merge unwritten accounts into the next batch; beyond the limit, only count the dropped calls."""
         with self._accounts_lock:
             for key, account in accounts.items():

@@ -56,6 +56,11 @@ class LedgerTables(Protocol):
     def recover(self) -> bool:
         """Make the tables usable after a failure; return whether they are new ones."""
 
+    def take_doubt(self) -> int | None:
+        """Return the number of the last transaction if nobody knows whether it was committed."""
+
+    def was_committed(self, number: int) -> bool: ...
+
     def used_bytes(self, db: Connection) -> int: ...
 
     def lock_for_deletion(self, db: Connection) -> None:
@@ -97,6 +102,12 @@ class LedgerFile:
         if self.db.in_transaction:
             self.db.rollback()
 
+    def take_doubt(self) -> None:
+        """Nothing is in doubt: a commit that fails was rolled back."""
+
+    def was_committed(self, number: int) -> bool:
+        return False
+
     def used_bytes(self, db: Connection) -> int:
         return int(db.execute(USED_BYTES).fetchone()[0])
 
@@ -112,20 +123,43 @@ class LedgerServer:
     def __init__(self, url: str) -> None:
         self._connection = PostgresConnection(url, "ledger", _server_migrations())
         self.path = self._connection.address
+        self._committing: int | None = None  # the transaction whose commit has not been answered
         with contextlib.suppress(StoreFailed):  # not reachable now: calls are booked in memory until it is
             self._connection.connect()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
+        self._committing = None
+        db: Connection = self._connection
         try:
             with self._connection.transaction():
-                yield self._connection
+                yield db
+                (self._committing,) = db.execute("SELECT pg_current_xact_id_if_assigned()::text::bigint").fetchone()
+            self._committing = None
         except (StoreFailed, self._connection.psycopg.Error) as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise LedgerBusy(f"the ledger cannot be used: {lines[0]}") from None
 
     def recover(self) -> bool:
         return False
+
+    def take_doubt(self) -> int | None:
+        number, self._committing = self._committing, None
+        return number
+
+    def was_committed(self, number: int) -> bool:
+        """Ask the server what became of a transaction; raise `LedgerBusy` if it cannot say now."""
+        db: Connection = self._connection
+        try:
+            with self._connection.transaction():
+                (status,) = db.execute("SELECT pg_xact_status(CAST(CAST(? AS TEXT) AS xid8))", (str(number),)).fetchone()
+        except self._connection.psycopg.DataError:  # the server was restored, or another took over, and has not come so far
+            return False
+        except (StoreFailed, self._connection.psycopg.Error) as error:
+            raise LedgerBusy(f"the ledger cannot be used: {error}") from None
+        if status == "in progress":  # the server has not noticed yet that the connection is lost
+            raise LedgerBusy("the ledger cannot be used: its last transaction has not ended yet")
+        return bool(status == "committed")
 
     def used_bytes(self, db: Connection) -> int:
         """Return the size of the rows; the server keeps the room of deleted ones for others."""
