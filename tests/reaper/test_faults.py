@@ -362,6 +362,24 @@ def released(gateway: Gateway) -> list[tuple[str, float]]:
     return [(name, value) for name, value in gateway.metrics().items() if name.startswith("hangup_releases_total")]
 
 
+def test_time_in_which_the_gateway_was_stopped_is_no_part_of_the_grace_period() -> None:
+    """It may have been stopped between the end of a call and the close of its connection. Found by `make chaos`, seed 73023: a
+    gateway that was stopped twice in a row found a zombie in a sound engine."""
+    grace_s, stopped_s = 5.0, 6.0
+    with (
+        StandIn(deaf=True, **SLOW) as engine,
+        Gateway(engine.url, **{**QUICK, "release_grace_s": grace_s}) as gateway,
+    ):
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: engine.stats()["abort_requests"], what="the first abort")
+        gateway.signal(signal.SIGSTOP)
+        time.sleep(stopped_s)
+        gateway.signal(signal.SIGCONT)
+        (zombie,) = wait_until(lambda: events(gateway, "zombie_found"), what="the zombie")
+        assert zombie["since_s"] >= grace_s + stopped_s
+
+
 def test_an_engine_is_not_blamed_for_time_in_which_the_gateway_itself_was_stopped() -> None:
     """A query was in progress when the process was stopped: its timeout says nothing about the engine. Found by `make
     chaos`, seed 1014: a machine that was paused quarantined its engines when it came back."""

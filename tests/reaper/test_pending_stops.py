@@ -31,6 +31,14 @@ def test_a_pending_stop_begins_with_nothing_against_it() -> None:
     assert stop.state is StopState.PENDING and stop.due == 5.0 and stop.tokens_after is None and stop.key == "x"
 
 
+def test_the_grace_period_is_extended_by_a_standstill_of_ours() -> None:
+    pending = PendingStops(GRACE)
+    mine = left(pending, "a", at=10.0)
+    pending.extend(5.0)
+    assert pending.observe(EngineStatus(1), asked_at=16.9, now=16.9, live=0, peak=0) == [] and not pending.zombies
+    assert pending.observe(EngineStatus(1), asked_at=17.1, now=17.1, live=0, peak=0) == [] and pending.zombies == [mine]
+
+
 def test_a_free_slot_is_a_release_but_only_if_asked_after_the_end() -> None:
     pending = PendingStops(GRACE)
     mine = left(pending, "a", at=10.0, slot=2)

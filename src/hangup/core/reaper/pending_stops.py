@@ -207,6 +207,11 @@ class PendingStops:
         stop.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
         self.held.append(stop)
 
+    def extend(self, seconds: float) -> None:
+        """Give every ended call more time, because we stood still: the engine may have been told to stop only afterwards."""
+        for stop in (*self.held, *self._recent):
+            stop.grace_s += seconds
+
     def reset(self) -> list[PendingStop]:
         """Drop and return everything: the engine was restarted, so all its work is gone."""
         gone, self.held = self.held, []

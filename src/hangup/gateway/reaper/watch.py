@@ -34,6 +34,7 @@ from hangup.gateway.backends.adapters import EngineAdapter, Seen
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.health import check
+from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
 from hangup.gateway.reaper import canary, restart
 from hangup.gateway.reaper.process import Spawned
 from hangup.gateway.reaper.stats import ReaperStats
@@ -41,7 +42,6 @@ from hangup.tasks import TASKS, in_slices
 
 _FIRST_LOOK_S = 0.02  # after a call ended: most engines have stopped it by then
 _FRESH_S = 0.5  # for so long after a call ended the quicker pace is worthwhile
-_STOOD_STILL_S = 0.5  # a timeout that fires this late means that this process did not run
 _BLIND_PACE_S = 0.05  # pause between checks of pending calls on an engine that reports no status
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has probably died of it
 _HEALTH_PAUSE_S = 0.2
@@ -86,6 +86,7 @@ class BackendWatch:
         self._waiting: Sequence[Waiting] = ()  # the backend's live calls at the last check
         self._last_output_at = -math.inf  # when the backend had last sent anything for one of them
         self._stood_still_until = -math.inf  # while this process did not run, silence says nothing about the engine
+        self._stood_still_s = BEATS.stood_still_s()  # in all, up to the last look
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
@@ -183,6 +184,7 @@ class BackendWatch:
 
     async def _look(self) -> None:
         self._learn()
+        self._allow_for_standstill()
         self._asked_at = asked_at = time.monotonic()
         if self._reports_status and self.ladder.rung is not Rung.RESTARTING:
             await self._ask(asked_at)
@@ -201,6 +203,13 @@ class BackendWatch:
         self._apply_health_event(self._health_event(time.monotonic()))
         self._look_again_at(self.pending_stops.next_due(time.monotonic()))
 
+    def _allow_for_standstill(self) -> None:
+        """Give the engine as much more time as this process stood still: it may have told the engine to stop only after that."""
+        total_s = BEATS.stood_still_s()
+        if total_s > self._stood_still_s:
+            self.pending_stops.extend(total_s - self._stood_still_s)
+            self._stood_still_s = total_s
+
     @property
     def _unanswered(self) -> bool:
         """True if the last query was not answered, whatever the engine reported before."""
@@ -213,7 +222,7 @@ class BackendWatch:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
         except EngineSilent:
             now = time.monotonic()
-            if now - asked_at > self.backend.limits.status_timeout_s + _STOOD_STILL_S:
+            if now - asked_at > self.backend.limits.status_timeout_s + STOOD_STILL_S:
                 # This process stood still, stopped or short of CPU: the engine's answer may be waiting to be read.
                 self._stood_still_until, self._asked_at = now, self._answered_at
                 return
@@ -226,6 +235,7 @@ class BackendWatch:
         except EngineFault as fault:
             await self._engine_unreachable(fault)
             return
+        self._allow_for_standstill()
         now = time.monotonic()
         seen = Seen(answer.head.status, "", answer.body)
         self.status = status = backend.adapter.read_status(seen)
