@@ -204,7 +204,7 @@ class BackendWatch:
         self._look_again_at(self.pending_stops.next_due(time.monotonic()))
 
     def _allow_for_standstill(self) -> None:
-        """Give the engine as much more time as this process stood still: it may have told the engine to stop only after that."""
+        """Give the engine as much more time as this process stood still: it may have told the engine only after that."""
         total_s = BEATS.stood_still_s()
         if total_s > self._stood_still_s:
             self.pending_stops.extend(total_s - self._stood_still_s)
