@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hangup.gateway.backends import loop_beats
 from hangup.gateway.backends.loop_beats import LoopBeats
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(loop_beats.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     return now
 
 
