@@ -200,6 +200,19 @@ class TestServerGoes:
 
         asyncio.run(run())
 
+    def test_a_connection_that_was_lost_while_idle_fails_no_work(self, server: PostgresServer) -> None:
+        """The server was restarted, or something on the way forgot the connection."""
+
+        async def run() -> None:
+            async with opened(server.new_database()) as (store,):
+                await store.do(lambda: submitted(store, "job_a"), grouped=True)
+                await asyncio.to_thread(server.stop)
+                await asyncio.to_thread(server.start)
+                await store.do(lambda: submitted(store, "job_b"), grouped=True)
+                assert [job.id for job in await store.do(store.jobs.active)] == ["job_a", "job_b"]
+
+        asyncio.run(run())
+
     def test_a_crash_loses_nothing_that_was_acknowledged(self, server: PostgresServer) -> None:
         async def run() -> None:
             async with opened(server.new_database()) as (store,):

@@ -84,9 +84,8 @@ class PostgresConnection:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit what is done inside, or nothing of it; connect first if the connection was lost."""
-        self.connect()
+        self._begin()
         try:
-            self.execute("BEGIN")
             self.wrote = False
             self.transactions += 1
             yield
@@ -95,6 +94,14 @@ class PostgresConnection:
             with contextlib.suppress(self.psycopg.Error):
                 self.execute("ROLLBACK")
             raise
+
+    def _begin(self) -> None:
+        self.connect()
+        try:
+            self.execute("BEGIN")
+        except self.psycopg.OperationalError:  # lost while it was idle: nothing was done on it, so this fails no work
+            self.connect()
+            self.execute("BEGIN")
 
     def connect(self) -> None:
         """Open the connection if there is none; raise `HangupError` if the server or its tables cannot be used."""
