@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.gateway.admin.calls import SORTS
-from hangup.gateway.workers import merge, metrics
+from hangup.gateway.workers import admin, merge, metrics
 
 PAGE_A = """\
 # HELP hangup_calls_total Calls.
@@ -112,3 +116,27 @@ def test_the_dashboard_shows_the_sum() -> None:
     assert merged["alarms"] == [{"backend": "x"}] and merged["backends"][0]["in_flight"] == 2
     assert merge.overview([first])["not_ready"] == "no backend is up"
     assert metrics.parse("# HELP n N.\n# TYPE n gauge\nn +Inf\n")["n"].samples == {"n": math.inf}
+
+
+def test_many_dashboards_ask_the_workers_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PERIOD_S", 3600.0)
+
+    class Worker:
+        asked = 0
+
+        async def ask(self, method: str, target: str, within_s: float) -> tuple[int, bytes]:
+            self.asked += 1
+            await asyncio.sleep(0)
+            return 200, orjson.dumps(overview())
+
+    async def run() -> None:
+        worker = Worker()
+        whole: Any = SimpleNamespace(answering_workers=lambda: [worker])
+        whole_admin = admin.WholeAdmin(whole)
+        first, *others = await asyncio.gather(*(whole_admin._overview() for _ in range(20)))
+        assert worker.asked == 1 and first is not None and all(other == first for other in others)
+        whole_admin._made_at -= 1800
+        await whole_admin._overview()
+        assert worker.asked == 2
+
+    asyncio.run(run())

@@ -61,6 +61,9 @@ class WholeAdmin:
     def __init__(self, whole: Whole) -> None:
         self.whole = whole
         self._watchers = 0
+        self._looking = asyncio.Lock()
+        self._glance: dict[str, Any] | None = None  # the latest overview,
+        self._made_at = 0.0  # and its time
 
     # Asking
 
@@ -176,8 +179,14 @@ class WholeAdmin:
         return self.json(value) if value is not None else self.json(_NO_WORKER, 503)
 
     async def _overview(self) -> dict[str, Any] | None:
-        values = await self.ask_merged("GET", "/api/overview")
-        return None if isinstance(values, Response) else merge.overview(values)
+        """Return the overview, asking at most twice per period: many dashboards cost the workers no more than one."""
+        loop = asyncio.get_running_loop()
+        async with self._looking:
+            if self._glance is None or loop.time() - self._made_at >= PERIOD_S / 2:
+                values = await self.ask_merged("GET", "/api/overview")
+                self._glance = None if isinstance(values, Response) else merge.overview(values)
+                self._made_at = loop.time()
+            return self._glance
 
     async def events(self, request: Request) -> Response:
         if self._watchers >= WATCHERS_MAX:
