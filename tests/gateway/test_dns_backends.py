@@ -171,6 +171,23 @@ def test_a_reload_keeps_what_is_known(dns_server: DnsServer, engines: list[Stand
             assert list(states(gateway)) == [f"vllm-127.0.0.2:{engines[0].port}"]
 
 
+def test_a_name_takes_no_backend_away_that_is_configured_or_behind_another_name(tmp_path: Path, engines: list[StandIn]) -> None:
+    port = engines[0].port
+    urls = [f"http://127.0.0.2:{port}", f"dns+http://{NAME}:{port}", f"dns+http://others.test:{port}"]
+    with DnsServer(tmp_path, "--host-record=others.test,127.0.0.3") as server:
+        server.serve(NAME, "127.0.0.2", "127.0.0.3")
+        with Gateway(*urls, dns_server=server.address, **FAST) as gateway:
+            wait_for(gateway, {f"127.0.0.2:{port}": "up", f"127.0.0.3:{port}": "up"})
+            server.serve(NAME, "127.0.0.4")  # where nobody is
+            wait_until(lambda: _listed_last(gateway, urls[1]) == [f"127.0.0.4:{port}"], what="a name that forgets the others")
+            wait_for(gateway, {f"127.0.0.2:{port}": "up", f"127.0.0.3:{port}": "up", f"127.0.0.4:{port}": "down"})
+            assert "DNS: missing" not in [row["change"] for row in events(gateway, "backend_changed")]
+
+
+def _listed_last(gateway: Gateway, url: str) -> list[str]:
+    return [list(row["addresses"]) for row in events(gateway, "dns_changed") if row["url"] == url][-1]
+
+
 def reloads(gateway: Gateway) -> int:
     return len(events(gateway, "config_reloaded")) + len(events(gateway, "config_reload_failed"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -28,6 +28,7 @@ _EVENTS = {
     DnsListing.LISTED: HealthEvent.LISTED,
     DnsListing.MISSING: HealthEvent.UNLISTED,
 }
+_BEST_FIRST = (DnsListing.LISTED, DnsListing.NEW, DnsListing.MISSING)
 _LOGGED_MAX = 100  # addresses in a log line
 
 
@@ -126,13 +127,22 @@ class Discovery:
             ignored = max(0, len(set(found)) - limits.dns_addresses_max)
             self._log.event("dns_changed", url=url, addresses=listed, count=len(known.listings), ignored=ignored)
 
-    def _in_use(self, backends: Backends) -> Iterator[_Found]:
+    def _in_use(self, backends: Backends) -> Iterable[_Found]:
+        """Return the backend at each address. One behind two names gets calls as long as either lists it; one that is
+        configured itself does not depend on DNS."""
+        best: dict[Backend, _Found] = {}
         for configured in self._configured:
             known = self._known.get(configured.url)
-            for address, listing in known.listings.items() if known is not None else ():
+            if known is None:
+                continue
+            for address, listing in known.listings.items():
                 backend = backends.by_name.get(_name(configured, address))
-                if known is not None and backend is not None:
-                    yield _Found(backend, known, address, listing)
+                if backend is None or not isinstance(backend.settings, DiscoveredBackend):
+                    continue
+                other = best.get(backend)
+                if other is None or _BEST_FIRST.index(listing) < _BEST_FIRST.index(other.listing):
+                    best[backend] = _Found(backend, known, address, listing)
+        return best.values()
 
     def _start_warm_up(self, found: _Found, backends: Backends) -> None:
         if found.backend not in self._warm_ups:
