@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import cast
 
@@ -21,9 +22,9 @@ from hangup.gateway.stopping import Attempt, Stopping
 class World:
     """One backend with one call, which was sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 9) -> None:
         loop, log, limits = asyncio.get_running_loop(), Log("none", 8), LimitSettings()
-        self.backend = Backend(BackendSettings(url="http://127.0.0.1:9", slots=2, engine="openai"), limits, loop)
+        self.backend = Backend(BackendSettings(url=f"http://127.0.0.1:{port}", slots=2, engine="openai"), limits, loop)
         self.placement = Placement(limits, Backends(loop, log, {}), loop)
         self.placement.use([self.backend])
         self.stopping = Stopping({}, self.placement, log, CallLines(log, loop, lambda: 0.0), 8)
@@ -74,5 +75,23 @@ def test_a_failed_attempt_holds_no_place() -> None:
         stopping.release(world.backend, stop)
         assert (load.in_flight, load.held) == (1, 0), "the call itself"
         await stopping.close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_that_was_opened_after_an_early_stop_is_cut() -> None:
+    """The call was to be sent again on a new connection, while the departure of its client waited to be handled."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as engine:
+            world = World(engine.getsockname()[1])
+            world.stopping.stop_early(world.attempt)
+            connection = world.attempt.connection = await world.backend.pool.connect()
+            world.call.end(reasons.CLIENT_FIN, time.monotonic())
+            assert world.stopping.abort(world.attempt, world.call, world.ticket, 1, keep_place=True) is not None
+            is_cut = connection.transport.is_closing()
+            world.backend.pool.close()
+            await world.stopping.close()
+            assert is_cut and world.attempt.connection is None
 
     asyncio.run(run())

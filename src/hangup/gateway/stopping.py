@@ -107,6 +107,9 @@ class Stopping:
             self.withdraw(attempt)
             return None
         self.stop_early(attempt)
+        if attempt.connection is not None:  # opened to ask again, after the early stop; nothing was sent on it
+            attempt.connection.abort()
+            attempt.connection = None
         now = time.monotonic()
         reads_s = None
         if ticket is not None and ticket.awaits_first_token:
