@@ -185,7 +185,7 @@ def test_a_name_takes_no_backend_away_that_is_configured_or_behind_another_name(
 
 
 def _listed_last(gateway: Gateway, url: str) -> list[str]:
-    return [list(row["addresses"]) for row in events(gateway, "dns_changed") if row["url"] == url][-1]
+    return next((list(row["addresses"]) for row in reversed(events(gateway, "dns_changed")) if row["url"] == url), [])
 
 
 def reloads(gateway: Gateway) -> int:
