@@ -139,7 +139,12 @@ def test_every_package_that_is_imported_is_declared() -> None:
     frameworks = {"aiohttp", "asgiref", "django", "httpx", "httpx2", "litestar", "quart", "sanic", "starlette", "werkzeug"}
     frameworks |= {"mcp", "mlx_lm", "transformers"}  # engines
     frameworks |= {"pytest"}  # of the probe's plugin
-    other_names = {"pynvml": "nvidia_ml_py", "opentelemetry": "opentelemetry_proto", "google": "opentelemetry_proto"}
+    other_names = {
+        "dns": "dnspython",
+        "pynvml": "nvidia_ml_py",
+        "opentelemetry": "opentelemetry_proto",
+        "google": "opentelemetry_proto",
+    }
     wanted = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
     declared = {re.split(r"[\[>=<]", line)[0].replace("-", "_").lower() for line in wanted}
     known = declared | frameworks | set(sys.stdlib_module_names)

@@ -226,6 +226,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_calls_are_stopped() -> None
         (died,) = wait_until(lambda: events(gateway, "worker_died"))
         assert died["pid"] == victim and 0 < died["calls"] < 16, "the kernel spreads 16 connections over both"
         wait_until(lambda: engine.stats()["aborted"] == died["calls"], what="aborts of the calls that it left")
+        wait_until(lambda: len(events(gateway, "left_call_stopped")) == died["calls"], what="their log lines")
         stopped = events(gateway, "left_call_stopped")
         assert len(stopped) == died["calls"] and all(row["abort_sent"] for row in stopped)
         started(gateway, 3)

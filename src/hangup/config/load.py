@@ -248,7 +248,8 @@ def convert(field: dataclasses.Field[Any], value: Any) -> Any:
             raise ValueError(f"expected {expected}, got {value!r}")
         return value
     if kind in ("int", "float"):
-        return meta["words"][value] if value in meta["words"] else _number(kind, value, meta, expected)
+        is_word = isinstance(value, str) and value in meta["words"]
+        return meta["words"][value] if is_word else _number(kind, value, meta, expected)
     if kind.startswith("list"):
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ValueError(f"expected {expected}, got {value!r}")

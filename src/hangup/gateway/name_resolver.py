@@ -10,7 +10,7 @@ import dns.resolver
 
 from hangup.config.check import dns_server_of
 from hangup.core.discovery import HostAddress
-from hangup.errors import DnsFailure
+from hangup.errors import DnsFailure, HangupError
 
 
 class NameResolver:
@@ -18,7 +18,11 @@ class NameResolver:
 
     def __init__(self, server: str) -> None:
         given = dns_server_of(server) if server else None
-        self._resolver = dns.asyncresolver.Resolver(configure=given is None)
+        try:
+            self._resolver = dns.asyncresolver.Resolver(configure=given is None)
+        except dns.resolver.NoResolverConfiguration as error:
+            raise HangupError(f"dns+ backends need a DNS server, and the system names none ({error}): set dns_server") from None
+        self._resolver.use_search_by_default = True  # so a pod finds the short names of its namespace
         if given is not None:
             self._resolver.nameservers, self._resolver.port = [given[0]], given[1]
 
