@@ -152,7 +152,8 @@ def test_no_more_backends_than_dns_addresses_max(dns_server: DnsServer, engines:
     dns_server.serve(NAME, "127.0.0.2", "127.0.0.3")
     with gateway_for(dns_server, engines, dns_addresses_max=1) as gateway:
         wait_for(gateway, {f"127.0.0.2:{engines[0].port}": "up"})
-        assert events(gateway, "dns_changed")[0]["ignored"] == 1
+        changes = wait_until(lambda: events(gateway, "dns_changed"), what="the log line")
+        assert changes[0]["ignored"] == 1
 
 
 def test_a_reload_keeps_what_is_known(dns_server: DnsServer, engines: list[StandIn]) -> None:
