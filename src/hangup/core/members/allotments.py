@@ -32,6 +32,10 @@ class PlaceReport:
     demand: int  # places that it would use now
     number: int  # of the latest grant that it has seen
 
+    def row(self) -> tuple[str, int, int, int, int]:
+        """Return the values for a message."""
+        return self.resource, self.capacity, self.held, self.demand, self.number
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:

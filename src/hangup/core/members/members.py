@@ -96,6 +96,10 @@ class LeftCall:
     tokens: int = 0  # that had arrived, by the last message
     choices: int = 1
 
+    def row(self) -> tuple[str, str, str, str, str, int, int]:
+        """Return the values for a message."""
+        return self.id, self.backend, self.key, self.tenant, self.model, self.tokens, self.choices
+
 
 class LeftCalls:
     """The calls of dead members, until a leader has confirmed that it takes care of them.

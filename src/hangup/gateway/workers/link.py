@@ -1,4 +1,4 @@
-"""The worker's end of the channel: reports what this worker holds, and does what the supervisor asks for.
+"""The worker's end of the channel: sends what this worker reports, and does what the supervisor asks for.
 
 If the supervisor dies, its socket closes: the worker drains and exits, because nobody could see it, reload it or stop it.
 """
@@ -6,21 +6,16 @@ If the supervisor dies, its socket closes: the worker drains and exits, because 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from starlette.types import ASGIApp
 
 from hangup.config.load import Configuration
-from hangup.core.admission import BackendLoad
-from hangup.core.members import Allotments, Grant
-from hangup.core.reaper import PendingStop
+from hangup.core.members import LeftCall
 from hangup.gateway.gateway import Gateway
+from hangup.gateway.members.member import Member
 from hangup.gateway.workers.asgi import ask_app
 from hangup.gateway.workers.channel import Channel, Message, unpacked
-from hangup.gateway.workers.quotas import SharedQuotas
 from hangup.tasks import TASKS, Tasks
 
 REPORT_S = 0.1  # between two reports while nobody waits for a place,
@@ -51,20 +46,15 @@ class SupervisorLink:
         self.channel = channel
         self.configuration = configuration  # the latest that the supervisor sent
         self.admin_app: ASGIApp | None = None
-        self._allotments = Allotments()
-        self._sent_calls: dict[str, tuple[str, str]] = {}  # the calls in engines that the supervisor knows: backend and key
         self._answers = Tasks("admin answer")
         self._soon: asyncio.TimerHandle | None = None
         self._soon_from = 0.0  # not before this time
-        self._has_slots = False  # any backend has slots, which are allotted
         self._server: LinkedServer | None = None
 
     def start(self, server: LinkedServer) -> None:
         """Begin to report, and to do what the supervisor asks for. Ready: this worker can serve calls."""
         self._server = server
-        placement = server.gateway.placement
-        placement.on_wait = self._call_waits
-        self._quotas = SharedQuotas(placement, self._allotments, self._report_soon)
+        self._member = Member(server.gateway, self._report_soon)
         self._tasks = [TASKS.keep("supervisor", self._listen), TASKS.keep("report", self._report_for_ever)]
 
     def ready(self) -> None:
@@ -73,8 +63,7 @@ class SupervisorLink:
 
     async def close(self) -> None:
         if self._server is not None:
-            self._server.gateway.placement.on_wait = None
-            self._quotas.close()
+            self._member.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -87,25 +76,8 @@ class SupervisorLink:
 
     async def _report_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(_HURRY_S if self._in_hurry() else REPORT_S)
+            await asyncio.sleep(_HURRY_S if self._member.in_hurry() else REPORT_S)
             self._report()
-
-    def _loads(self) -> Iterable[BackendLoad]:
-        assert self._server is not None
-        return self._server.gateway.placement.admission.fleet.loads
-
-    def _in_hurry(self) -> bool:
-        """Return whether a place may be needed here or elsewhere."""
-        assert self._server is not None
-        if not self._has_slots:
-            return False
-        if self._server.gateway.placement.admission.queue.count:
-            return True
-        return any(load.slots and load.in_flight > load.allotted for load in self._loads())
-
-    def _call_waits(self) -> None:
-        if self._has_slots:
-            self._report_soon()
 
     def _report_soon(self) -> None:
         """Report places soon; calls are reported at the usual interval."""
@@ -117,48 +89,17 @@ class SupervisorLink:
 
     def _report(self) -> None:
         """Report everything."""
-        assert self._server is not None
-        gateway = self._server.gateway
-        output = {name: b.last_output_at for name, b in gateway.backends.by_name.items() if b.last_output_at > -math.inf}
-        new, gone = self._changed_calls(gateway, output)
-        self.channel.send("calls", new=new, gone=gone, live=len(gateway.registry.live), output=output)
+        report = self._member.calls()
+        new = [call.row() for call in report.new]
+        self.channel.send("calls", new=new, gone=report.gone, live=report.live, output=report.output)
         self._report_places()
 
     def _report_places(self) -> None:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        assert self._server is not None
-        gateway = self._server.gateway
-        waiting = gateway.placement.admission.queue.count
-        rows = []
-        for load in self._loads():
-            if load.slots:
-                demand = load.in_flight + (waiting if load.health.takes_calls else 0)
-                rows.append(self._allotments.report(load.name, load.slots, load.in_flight, demand))
-        self._has_slots = bool(rows)
-        rows += self._quotas.reports()
-        self._allotments.keep_only(row.resource for row in rows)
-        places = [(row.resource, row.capacity, row.held, row.demand, row.number) for row in rows]
-        self.channel.send("places", places=places, asks=self._quotas.asked_for())
-
-    def _changed_calls(self, gateway: Gateway, output: dict[str, float]) -> tuple[list[tuple[object, ...]], list[str]]:
-        """Return the calls that are in engines and were not at the last report, and the ids of those that are there no more.
-        Note in `output` when each backend last sent anything."""
-        before, now = self._sent_calls, dict[str, tuple[str, str]]()
-        new: list[tuple[object, ...]] = []
-        for id, flow in gateway.registry.live.items():
-            key = flow.engine_key
-            if key and flow.backend is not None:
-                call, name = flow.call, flow.backend.name
-                if call.first_token_at is not None and call.progress_at > output.get(name, -math.inf):
-                    output[name] = call.progress_at
-                entry = now[id] = (name, key)
-                if before.get(id) != entry:
-                    choices = flow.ticket.choices if flow.ticket is not None else 1
-                    new.append((id, *entry, call.tenant, call.model, call.tokens_out, choices))
-        self._sent_calls = now
-        return new, [id for id in before if id not in now]
+        places = [place.row() for place in self._member.places()]
+        self.channel.send("places", places=places, asks=self._member.asks())
 
     # What the supervisor asks for
 
@@ -173,45 +114,27 @@ class SupervisorLink:
         assert self._server is not None
         kind = message["kind"]
         if kind == "grants":
-            self._take_grants(message["grants"])
+            self._member.take_grants(message["grants"])
+            self._report_places()  # others may wait for what is returned
         elif kind == "ask":
             self._answers.start(self._answer(message["number"], message["method"], message["target"]))
         elif kind == "listen":
             self._server.listen_on(frozenset(message["sockets"]))
         elif kind == "stop_calls":
-            self._stop_calls(message)
+            for worker, rows in message["calls"].items():
+                self._member.stop_calls(worker, [LeftCall(*row) for row in rows], _LEFT)
+            self.channel.send("stopping", term=message["term"], workers=list(message["calls"]))
         elif kind == "configuration":
             self.configuration = unpacked(message["packed"])
             self._server.reload()
         elif kind == "considered":
-            self._quotas.considered(message["more_may_come"])
+            self._member.considered(message["more_may_come"])
         elif kind == "output":
-            self._note_output(message["at"])
+            self._member.note_output(message["at"])
         elif kind == "drain":
             self._server.drain()
         elif kind == "cut_drain_short":
             self._server.cut_drain_short()
-
-    def _note_output(self, at: dict[str, float]) -> None:
-        """Note when backends last sent anything to any worker: one that serves only others is not stuck."""
-        assert self._server is not None
-        for name, moment in at.items():
-            backend = self._server.gateway.backends.by_name.get(name)
-            if backend is not None:
-                backend.last_output_at = max(backend.last_output_at, moment)
-
-    def _take_grants(self, grants: list[tuple[str, int, int]]) -> None:
-        assert self._server is not None
-        loads = {load.name: load for load in self._loads()}
-        for name, allowed, number in grants:
-            load = loads.get(name)
-            if not self._allotments.take(Grant("", name, allowed, number)):
-                continue
-            if load is not None:
-                self._server.gateway.placement.allot(load, allowed)
-            else:
-                self._quotas.granted(name, allowed)
-        self._report_places()  # others may wait for what is returned
 
     async def _answer(self, number: int, method: str, target: str) -> None:
         assert self.admin_app is not None
@@ -220,28 +143,3 @@ class SupervisorLink:
         except Exception:  # the application has logged it; the supervisor must not wait for an answer
             status, body = 500, b'{"error":"internal gateway error; see the gateway log"}'
         self.channel.send("answer", number=number, status=status, body=body.decode("utf-8", "replace"))
-
-    def _stop_calls(self, message: Message) -> None:
-        """Stop the calls that a dead worker left in the engines, and watch them as if they had been ours."""
-        assert self._server is not None
-        gateway = self._server.gateway
-        stop_call = _stopper(gateway)
-        for worker, rows in message["calls"].items():
-            for row in rows:
-                gateway.log.guard(row[0], stop_call, worker, *row)
-        self.channel.send("stopping", term=message["term"], workers=list(message["calls"]))
-
-
-def _stopper(gateway: Gateway) -> Callable[..., None]:
-    def stop_call(worker: str, id: str, backend: str, key: str, tenant: str, model: str, tokens: int, choices: int) -> None:
-        found = gateway.backends.by_name.get(backend)
-        if found is None:
-            return
-        stop = PendingStop(
-            id, time.monotonic(), key=key, tokens=tokens, choices=choices, tenant=tenant, model=model, cause=_LEFT
-        )
-        stop.abort_sent = gateway.stopping.aborts.send(found, key)
-        gateway.stopping.reaper.add(found, stop, first_token=True)
-        gateway.log.event("left_call_stopped", id=id, tenant=tenant, backend=backend, worker=worker, abort_sent=stop.abort_sent)
-
-    return stop_call

@@ -1,4 +1,4 @@
-"""`WorkerProcess`: one worker as the supervisor sees it: its process, its channel, and what it reported last."""
+"""`WorkerProcess`: one worker as the supervisor sees it: its process and its channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import Iterable, Sequence
 
-from hangup.core.members import LeftCall
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.channel import Channel, Message
 
@@ -33,9 +32,6 @@ class WorkerProcess:
         self.failure = ""  # why it could not start, in its own words
         self.listens_on: frozenset[int] = frozenset()  # numbers of sockets, by the last message to it
         self.counted: metrics.Families = {}  # its metrics at the last scrape
-        self.live = 0
-        self.last_output_at: dict[str, float] = {}  # of each backend (monotonic: the same clock for all processes of a host)
-        self.calls: dict[str, LeftCall] = {}  # in engines, by its reports
         self._asked = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}
 
@@ -60,17 +56,6 @@ class WorkerProcess:
         finally:
             theirs.close()
         return cls(slot, name, process, await Channel.open(ours))
-
-    # Reports
-
-    def reported(self, message: Message) -> None:
-        """Note a report of its calls."""
-        self.live = message["live"]
-        self.last_output_at = message["output"]
-        for id, backend, key, tenant, model, tokens, choices in message["new"]:
-            self.calls[id] = LeftCall(id, backend, key, tenant, model, tokens, choices)
-        for id in message["gone"]:
-            self.calls.pop(id, None)
 
     # Questions
 

@@ -7,20 +7,22 @@ workers, SIGUSR2 replaces the workers one after another, each by a new one that 
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hangup.config.load import Configuration
 from hangup.core.clocks import Backoff
-from hangup.core.members import Grant, LeftCalls, Members, PlaceAllocator, PlaceReport
+from hangup.core.members import LeftCall, PlaceReport
 from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.members.hub import LOOK_S, Hub
+from hangup.gateway.members.member import CallsReport
 from hangup.gateway.server import check_reload, open_log
 from hangup.gateway.store.ledger import create_ledger
 from hangup.gateway.workers import metrics
@@ -31,9 +33,6 @@ from hangup.gateway.workers.server import SETTLE_S
 from hangup.gateway.workers.settings import check_for_workers, for_worker, ledger_path
 from hangup.tasks import TASKS, Tasks
 
-_LOOK_S = 0.25
-_SILENT_S = 1.0  # then other workers accept from its socket
-_DEAD_HOLD_S = 1.0  # engines may take this long to notice that a worker has died
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
 _START_S = 120.0  # a worker that is not ready by then is replaced
 _END_S = 10.0  # a worker that closed its end of the channel has this long to exit
@@ -51,9 +50,8 @@ class Supervisor:
         self.retired_counters: metrics.Families = {}  # what workers had counted before they ended
         self._configuration = configuration
         self._load = load
-        self._members = Members(_SILENT_S, _LOOK_S)
-        self._places = PlaceAllocator(_DEAD_HOLD_S)
-        self._left = LeftCalls()
+        self._hub = Hub(self._tell_worker)
+        self._members = self._hub.members
         self._all: dict[str, WorkerProcess] = {}  # by name, with those that are leaving
         self._generations = 0
         self._pauses = [Backoff(*_RESTART_S) for _ in range(count)]
@@ -158,12 +156,10 @@ class Supervisor:
     def _handle(self, worker: WorkerProcess, message: Message) -> None:
         kind = message["kind"]
         if kind == "calls":
-            worker.reported(message)
+            new = [LeftCall(*row) for row in message["new"]]
+            self._hub.note_calls(worker.name, CallsReport(new, message["gone"], message["live"], message["output"]))
         elif kind == "places":
-            self._send(self._places.report(worker.name, [PlaceReport(*row) for row in message["places"]]))
-            if message["asks"]:  # it holds calls back until it knows whether there is more
-                more = {resource: self._places.expects_more(resource) for resource in message["asks"]}
-                worker.channel.send("considered", more_may_come=more)
+            self._hub.note_places(worker.name, [PlaceReport(*row) for row in message["places"]], message["asks"])
         elif kind == "answer":
             worker.answered(message)
         elif kind == "ready":
@@ -174,7 +170,7 @@ class Supervisor:
             self._shown.add(message["text"])
             print(f"hangup: {message['text']}", file=sys.stderr, flush=True)
         elif kind == "stopping":
-            self._left.confirmed(message["term"], message["workers"])
+            self._hub.note_stopping(message["term"], message["workers"])
         elif kind == "draining" and not worker.leaving and not self.draining:
             worker.leaving = True  # somebody asked it to: another takes its place at once
             self._tasks.start(self._replace(worker.slot))
@@ -192,13 +188,12 @@ class Supervisor:
         worker.ended()
         self.retired_counters = metrics.merge([self.retired_counters, metrics.counters_of(worker.counted)])
         del self._all[worker.name]
-        self._members.leave(worker.name)
         died = worker.process.returncode != 0
-        self._send(self._places.leave(worker.name, time.monotonic(), died=died))
+        last = self._hub.leave(worker.name, time.monotonic(), died=died)
         if died and not worker.failure:
-            code, calls = worker.process.returncode, len(worker.calls)
-            self._log.event("worker_died", worker=worker.slot, pid=worker.process.pid, code=code, live=worker.live, calls=calls)
-            self._left.add(worker.name, worker.calls.values())
+            code, calls = worker.process.returncode, len(last.calls)
+            self._log.event("worker_died", worker=worker.slot, pid=worker.process.pid, code=code, live=last.live, calls=calls)
+            self._hub.add_left_calls(worker.name, last.calls.values())
         elif worker.failure:
             self._log.event("worker_failed", worker=worker.slot, error=worker.failure)
         if self.by_slot[worker.slot] is worker and not worker.leaving:
@@ -238,30 +233,19 @@ class Supervisor:
             sockets[own.name if own is not None and own in ready else ready[slot % len(ready)].name].add(slot)
         for worker in ready:
             worker.listen_on(sockets[worker.name])
-        leader = self._all.get(self._members.leader or "")
-        if leader is not None and (calls := self._left.take_for(self._members.term)):
-            rows = {
-                name: [(c.id, c.backend, c.key, c.tenant, c.model, c.tokens, c.choices) for c in left]
-                for name, left in calls.items()
-            }
-            leader.channel.send("stop_calls", term=self._members.term, calls=rows)
+        self._hub.ask_leader_to_stop()
 
-    def _send(self, grants: Iterable[Grant]) -> None:
-        by_member: dict[str, list[tuple[str, int, int]]] = {}
-        for grant in grants:
-            by_member.setdefault(grant.member, []).append((grant.resource, grant.allowed, grant.number))
-        for member, rows in by_member.items():
-            worker = self._all.get(member)
-            if worker is not None:
-                worker.channel.send("grants", grants=rows)
+    def _tell_worker(self, name: str, kind: str, fields: dict[str, Any]) -> None:
+        worker = self._all.get(name)
+        if worker is not None:
+            worker.channel.send(kind, **fields)
 
     async def _look_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
             now = time.monotonic()
             silent = self.silent_slots()
-            self._members.look(now)
-            self._send(self._places.pass_time(now))
+            self._hub.look(now)
             for worker in list(self._all.values()):
                 silent_s = self._members.silent_s(worker.name)
                 hangs_at_start = not worker.ready and now - worker.started_at > _START_S
@@ -270,18 +254,7 @@ class Supervisor:
                     worker.kill()
             if silent != self.silent_slots():
                 self._apply_changes()
-            self._pass_on_output()
-
-    def _pass_on_output(self) -> None:
-        """Tell all workers when the backends last sent anything to any of them."""
-        latest: dict[str, float] = {}
-        for worker in self._all.values():
-            for backend, at in worker.last_output_at.items():
-                latest[backend] = max(at, latest.get(backend, at))
-        for worker in self.answering_workers():
-            behind = {name: at for name, at in latest.items() if at > worker.last_output_at.get(name, -math.inf)}
-            if behind:
-                worker.channel.send("output", at=behind)
+            self._hub.pass_on_output([worker.name for worker in self.answering_workers()])
 
     # Signals
 

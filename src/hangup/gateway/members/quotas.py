@@ -1,6 +1,6 @@
-"""Shares `concurrency_max` of tenants among workers: each may use what it was allotted, like the slots of a backend.
+"""Shares `concurrency_max` of tenants among members: each may use what it was allotted, like the slots of a backend.
 
-A call beyond what this worker was allotted is held while the supervisor is asked: it grants what other workers do not use, or
+A call beyond what this process was allotted is held while the hub is asked: it grants what others do not use, or
 says that there is no more. So a quota is never exceeded, and no call is refused while part of it is unused. A tenant without
 calls gives back what it was allotted.
 """
@@ -73,7 +73,7 @@ class SharedQuotas:
                 self._decide(name, len(self._held[name]))
 
     def _hold(self, ticket: Ticket[Placed], name: str) -> bool:
-        """Hold a call that this worker may not start with what it was allotted, if there may be more; return whether it is
+        """Hold a call that this process may not start with what it was allotted, if there may be more; return whether it is
         held."""
         tenant = self._placement.admission.tenant(name)
         if not tenant.terms.concurrency_max:

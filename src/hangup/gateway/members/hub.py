@@ -1,0 +1,108 @@
+"""The hub: notes what members report, and says what each of them must be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport
+from hangup.gateway.members.member import CallsReport
+
+LOOK_S = 0.25
+SILENT_S = 1.0  # a member that said nothing for so long is silent
+DEAD_HOLD_S = 1.0  # engines may take this long to notice that a member has died
+
+Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the message, and its fields
+
+
+class Reported:
+    """What a member reported last of its calls."""
+
+    __slots__ = ("calls", "last_output_at", "live")
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.last_output_at: dict[str, float] = {}  # of each backend, by the hub's clock
+        self.calls: dict[str, LeftCall] = {}  # in engines
+
+    def note(self, report: CallsReport) -> None:
+        self.live, self.last_output_at = report.live, report.output
+        for call in report.new:
+            self.calls[call.id] = call
+        for id in report.gone:
+            self.calls.pop(id, None)
+
+
+class Hub:
+    """`tell` sends a message to a member, or drops it if that member is gone."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self.members = Members(SILENT_S, LOOK_S)
+        self._places = PlaceAllocator(DEAD_HOLD_S)
+        self._left = LeftCalls()
+        self._reported: dict[str, Reported] = {}
+
+    def reported(self, member: str) -> Reported:
+        return self._reported.setdefault(member, Reported())
+
+    # Members
+
+    def leave(self, member: str, now: float, *, died: bool) -> Reported:
+        """Take back all that a member had; return its last report."""
+        self.members.leave(member)
+        self._send(self._places.leave(member, now, died=died))
+        return self._reported.pop(member, Reported())
+
+    def look(self, now: float) -> None:
+        """Judge who is silent, and free what dead members held. Call this every `LOOK_S`."""
+        self.members.look(now)
+        self._send(self._places.pass_time(now))
+
+    # Reports
+
+    def note_places(self, member: str, places: Iterable[PlaceReport], asks: Collection[str]) -> None:
+        """Note what a member holds. `asks`: it holds calls back until it knows whether there is more of these resources."""
+        self._send(self._places.report(member, places))
+        if asks:
+            more = {resource: self._places.expects_more(resource) for resource in asks}
+            self._tell(member, "considered", {"more_may_come": more})
+
+    def note_calls(self, member: str, report: CallsReport) -> None:
+        self.reported(member).note(report)
+
+    def pass_on_output(self, members: Iterable[str]) -> None:
+        """Tell these members when the backends last sent anything to any of them."""
+        latest: dict[str, float] = {}
+        for reported in self._reported.values():
+            for backend, at in reported.last_output_at.items():
+                latest[backend] = max(at, latest.get(backend, at))
+        for member in members:
+            known = self.reported(member).last_output_at
+            behind = {name: at for name, at in latest.items() if at > known.get(name, -math.inf)}
+            if behind:
+                self._tell(member, "output", {"at": behind})
+
+    # The calls of dead members
+
+    def add_left_calls(self, member: str, calls: Iterable[LeftCall]) -> None:
+        self._left.add(member, calls)
+
+    def ask_leader_to_stop(self) -> None:
+        """Ask the leader to stop the calls of dead members, unless it was asked already."""
+        leader, term = self.members.leader, self.members.term
+        if leader is not None and (calls := self._left.take_for(term)):
+            rows = {name: [call.row() for call in left] for name, left in calls.items()}
+            self._tell(leader, "stop_calls", {"term": term, "calls": rows})
+
+    def note_stopping(self, term: int, members: Iterable[str]) -> None:
+        """Note that the leader of this term takes care of these members' calls."""
+        self._left.confirmed(term, members)
+
+    def _send(self, grants: Iterable[Grant]) -> None:
+        by_member: dict[str, list[tuple[str, int, int]]] = {}
+        for grant in grants:
+            by_member.setdefault(grant.member, []).append((grant.resource, grant.allowed, grant.number))
+        for member, rows in by_member.items():
+            self._tell(member, "grants", {"grants": rows})

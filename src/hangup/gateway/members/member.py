@@ -1,0 +1,150 @@
+"""This process as a member: what it reports to the hub, and what it does with the hub's answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hangup.core.admission import BackendLoad
+from hangup.core.members import Allotments, Grant, LeftCall, PlaceReport
+from hangup.core.reaper import PendingStop
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.members.quotas import SharedQuotas
+
+
+@dataclass(frozen=True, slots=True)
+class CallsReport:
+    """What a member says of its calls."""
+
+    new: list[LeftCall]  # calls that came into an engine since the last report,
+    gone: list[str]  # and the ids of those that are there no more
+    live: int
+    output: dict[str, float]  # when each backend last sent anything (monotonic)
+
+
+class Member:
+    """`report_soon` is called when a call had to wait for places that may be unused elsewhere."""
+
+    def __init__(self, gateway: Gateway, report_soon: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._report_soon = report_soon
+        self._allotments = Allotments()
+        self._sent_calls: dict[str, tuple[str, str]] = {}  # the calls in engines that the hub knows: backend and key
+        self._has_slots = False  # any backend has slots, which are allotted
+        self._quotas = SharedQuotas(gateway.placement, self._allotments, report_soon)
+        gateway.placement.on_wait = self._call_waits
+
+    def close(self) -> None:
+        self._gateway.placement.on_wait = None
+        self._quotas.close()
+
+    # Reports
+
+    def in_hurry(self) -> bool:
+        """Return whether a place may be needed here or elsewhere."""
+        if not self._has_slots:
+            return False
+        if self._gateway.placement.admission.queue.count:
+            return True
+        return any(load.slots and load.in_flight > load.allotted for load in self._loads())
+
+    def places(self) -> list[PlaceReport]:
+        """Say how many places of each resource are held here, and would be used."""
+        waiting = self._gateway.placement.admission.queue.count
+        rows = []
+        for load in self._loads():
+            if load.slots:
+                demand = load.in_flight + (waiting if load.health.takes_calls else 0)
+                rows.append(self._allotments.report(load.name, load.slots, load.in_flight, demand))
+        self._has_slots = bool(rows)
+        rows += self._quotas.reports()
+        self._allotments.keep_only(row.resource for row in rows)
+        return rows
+
+    def asks(self) -> list[str]:
+        """Return the resources of which calls wait for more, until the hub has said whether more may come."""
+        return self._quotas.asked_for()
+
+    def calls(self) -> CallsReport:
+        """Say what changed since the last time."""
+        gateway = self._gateway
+        output = {name: b.last_output_at for name, b in gateway.backends.by_name.items() if b.last_output_at > -math.inf}
+        before, now = self._sent_calls, dict[str, tuple[str, str]]()
+        new: list[LeftCall] = []
+        for id, flow in gateway.registry.live.items():
+            key = flow.engine_key
+            if key and flow.backend is not None:
+                call, name = flow.call, flow.backend.name
+                if call.first_token_at is not None and call.progress_at > output.get(name, -math.inf):
+                    output[name] = call.progress_at
+                entry = now[id] = (name, key)
+                if before.get(id) != entry:
+                    choices = flow.ticket.choices if flow.ticket is not None else 1
+                    new.append(LeftCall(id, *entry, call.tenant, call.model, call.tokens_out, choices))
+        self._sent_calls = now
+        gone = [id for id in before if id not in now]
+        return CallsReport(new, gone, len(gateway.registry.live), output)
+
+    def _loads(self) -> Iterable[BackendLoad]:
+        return self._gateway.placement.admission.fleet.loads
+
+    def _call_waits(self) -> None:
+        if self._has_slots:
+            self._report_soon()
+
+    # What the hub says
+
+    def take_grants(self, grants: Iterable[tuple[str, int, int]]) -> None:
+        """Use what was granted. Report afterwards: others may wait for what is returned."""
+        loads = {load.name: load for load in self._loads()}
+        for name, allowed, number in grants:
+            load = loads.get(name)
+            if not self._allotments.take(Grant("", name, allowed, number)):
+                continue
+            if load is not None:
+                self._gateway.placement.allot(load, allowed)
+            else:
+                self._quotas.granted(name, allowed)
+
+    def considered(self, more_may_come: dict[str, bool]) -> None:
+        """Take note of the answer to `asks`."""
+        self._quotas.considered(more_may_come)
+
+    def note_output(self, at: dict[str, float]) -> None:
+        """Note when backends last sent anything to any member: one that serves only others is not stuck."""
+        for name, moment in at.items():
+            backend = self._gateway.backends.by_name.get(name)
+            if backend is not None:
+                backend.last_output_at = max(backend.last_output_at, moment)
+
+    def stop_calls(self, member: str, calls: Iterable[LeftCall], cause: str) -> None:
+        """Stop the calls that a dead member left in the engines, and watch them as if they had been ours."""
+        for call in calls:
+            self._gateway.log.guard(call.id, self._stop_call, member, call, cause)
+
+    def _stop_call(self, member: str, call: LeftCall, cause: str) -> None:
+        stopping, backend = self._gateway.stopping, self._gateway.backends.by_name.get(call.backend)
+        if backend is None:
+            return
+        stop = PendingStop(
+            call.id,
+            time.monotonic(),
+            key=call.key,
+            tokens=call.tokens,
+            choices=call.choices,
+            tenant=call.tenant,
+            model=call.model,
+            cause=cause,
+        )
+        stop.abort_sent = stopping.aborts.send(backend, call.key)
+        stopping.reaper.add(backend, stop, first_token=True)
+        self._gateway.log.event(
+            "left_call_stopped",
+            id=call.id,
+            tenant=call.tenant,
+            backend=call.backend,
+            worker=member,
+            abort_sent=stop.abort_sent,
+        )
