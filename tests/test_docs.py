@@ -30,6 +30,11 @@ def test_generated_parts_are_up_to_date(name: str) -> None:
     assert docs.render(text, name, make()) == text, "run `make docs`"
 
 
+@pytest.mark.parametrize("name", docs.FILES)
+def test_generated_files_are_up_to_date(name: str) -> None:
+    assert (docs.DOCS / name).read_text() == docs.FILES[name](), "run `make docs`"
+
+
 def test_every_metric_is_documented_and_no_other(gateway: Gateway) -> None:
     ask(gateway.address, "/v1/chat/completions", {"messages": []})
     endings = r"_(bucket|count|sum)$"

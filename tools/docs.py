@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/ from the code: settings, outcomes, routes, the command line.
+"""Writes the generated parts and files of docs/ from the code: settings, outcomes, routes, the command line.
 
 A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of a page is written by hand. `make
 docs` regenerates them, and a test fails when they are out of date.
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hangup.cli import engines
+from hangup.cli.configs import schema_text
 from hangup.cli.main import make_parser
 from hangup.config.limits import LimitSettings
 from hangup.config.load import describe
 from hangup.config.schema import LISTS, Settings, scalar_fields
+from hangup.config.toml_text import example
 from hangup.core.reasons import REASONS, Outcome
 from hangup.engine.serving import metrics as engine_metrics
 from hangup.gateway.apis.base import Api
@@ -134,7 +136,12 @@ def render(text: str, name: str, part: str) -> str:
     return formatted(re.sub(pattern, lambda m: f"{m[1]}\n{part.strip()}\n\n{m[2]}", text, count=1, flags=re.S))
 
 
+FILES: dict[str, Callable[[], str]] = {"hangup.example.toml": example, "hangup.schema.json": schema_text}
+
+
 def main() -> None:
+    for name, write in FILES.items():
+        (DOCS / name).write_text(write())
     for name, (page, make) in PARTS.items():
         path = DOCS / page
         path.write_text(render(path.read_text(), name, make()))

@@ -42,9 +42,9 @@ def test_precedence(tmp_path: Path) -> None:
     path.write_text("port = 1\nadmin_port = 2\n[limits]\ngap_s = 3\ntotal_s = 4\n")
     env = {"HANGUP_ADMIN_PORT": "20", "HANGUP_TOTAL_S": "40", "HANGUP_QUEUE_S": "50", "OTHER": "x"}
     loaded = load(path, env, {"total_s": "400"})
-    assert (loaded.settings.port, loaded.origin("port")) == (1, f"{path}:1")
+    assert (loaded.settings.port, loaded.origin("port")) == (1, f"{path}:1:1")
     assert (loaded.settings.admin_port, loaded.origin("admin_port")) == (20, "HANGUP_ADMIN_PORT")
-    assert (loaded.settings.limits.gap_s, loaded.origin("gap_s")) == (3.0, f"{path}:4")
+    assert (loaded.settings.limits.gap_s, loaded.origin("gap_s")) == (3.0, f"{path}:4:1")
     assert (loaded.settings.limits.total_s, loaded.origin("total_s")) == (400.0, "--total-s")
     assert (loaded.settings.limits.queue_s, loaded.origin("queue_s")) == (50.0, "HANGUP_QUEUE_S")
     assert (loaded.settings.host, loaded.origin("host")) == ("127.0.0.1", "default")
@@ -65,28 +65,28 @@ def test_upstreams(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("prot = 1\n", "FILE:1: unknown setting prot\n  hint: did you mean port?"),
-        ("\n\n[limits]\ngapp_s = 3\n", "FILE:4: unknown setting gapp_s\n  hint: did you mean gap_s?"),
-        ("gap_s = 3\n", "FILE:1: gap_s belongs in [limits]"),
-        ("port = 'x'\n", "FILE:1: port: expected a whole number from 0 to 65535, got 'x'"),
-        ("port = 70000\n", "FILE:1: port: expected a whole number from 0 to 65535, got 70000"),
-        ("port = 1.5\n", "FILE:1: port: expected a whole number"),
-        ("port = true\n", "FILE:1: port: expected a whole number"),
-        ("assemble = 1\n", "FILE:1: assemble: expected true or false, got 1"),
+        ("prot = 1\n", "FILE:1:1: unknown setting prot\n  hint: did you mean port?"),
+        ("\n\n[limits]\ngapp_s = 3\n", "FILE:4:1: unknown setting gapp_s\n  hint: did you mean gap_s?"),
+        ("gap_s = 3\n", "FILE:1:1: gap_s belongs in [limits]"),
+        ("port = 'x'\n", "FILE:1:1: port: expected a whole number from 0 to 65535, got 'x'"),
+        ("port = 70000\n", "FILE:1:1: port: expected a whole number from 0 to 65535, got 70000"),
+        ("port = 1.5\n", "FILE:1:1: port: expected a whole number"),
+        ("port = true\n", "FILE:1:1: port: expected a whole number"),
+        ("assemble = 1\n", "FILE:1:1: assemble: expected true or false, got 1"),
         ("half_close = 'hangpu'\n", "expected one of hangup, allow, got 'hangpu'\n  hint: did you mean hangup?"),
-        ("[limits]\ngap_s = -1\n", "FILE:2: gap_s: expected a number of seconds, 0.01 or more, got -1"),
-        ("[limits]\ngap_s = nan\n", "FILE:2: gap_s: expected a number of seconds"),
-        ("[limits]\nbody_bytes_max = '1'\n[[backend]]\nurl='x'\n", "FILE:4: url: expected http://host[:port]"),
-        ("limits = 5\n", "FILE:1: limits must be a table"),
+        ("[limits]\ngap_s = -1\n", "FILE:2:1: gap_s: expected a number of seconds, 0.01 or more, got -1"),
+        ("[limits]\ngap_s = nan\n", "FILE:2:1: gap_s: expected a number of seconds"),
+        ("[limits]\nbody_bytes_max = '1'\n[[backend]]\nurl='x'\n", "FILE:4:1: url: expected http://host[:port]"),
+        ("limits = 5\n", "FILE:1:1: limits must be a table"),
         ("backend = 5\n", "backend must be an array of tables: [[backend]]"),
         (
             "[[backend]]\nurl = 'http://a'\n[[backend]]\nurll = 'b'\n",
-            "FILE:4: unknown backend setting urll\n  hint: did you mean url?",
+            "FILE:4:1: unknown backend setting urll\n  hint: did you mean url?",
         ),
-        ("[[backend]]\nurl = 'ftp://a'\n", "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'"),
+        ("[[backend]]\nurl = 'ftp://a'\n", "FILE:2:1: url: expected http://host[:port] or https://host[:port], got 'ftp://a'"),
         (
             "[[backend]]\nurl = 'dns+ftp://a'\n",
-            "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'",
+            "FILE:2:1: url: expected http://host[:port] or https://host[:port], got 'ftp://a'",
         ),
         ("[[backend]]\nurl = 'dns+http://10.0.0.1:80'\n", "has an address where dns+ needs a name; leave dns+ out"),
         ("[[backend]]\nurl = 'dns+http://_llm._tcp.a:80'\n", "names an SRV record, which has the port: leave :80 out"),
@@ -97,7 +97,7 @@ def test_upstreams(tmp_path: Path) -> None:
         ),
         ("[[backend]]\nurl = 'http://u:p@a'\n", "a URL must not contain a user or password"),
         ("[[backend]]\nurl = 'http://a:99999'\n", "is not a valid URL"),
-        ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2: url: 'http://a:1/a b' has spaces or control characters"),
+        ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2:1: url: 'http://a:1/a b' has spaces or control characters"),
         ('[[backend]]\nurl = "http://a:1/\\r\\nx: y"\n', "has spaces or control characters"),
         ("[[backend]]\nurl='http://a'\nhealth_path='/he alth'\n", "health_path: expected a path like /health, without spaces"),
         ("[[backend]]\nurl='http://a'\nmodels=['a', ' b']\n", "models: expected names without spaces around them"),
@@ -108,30 +108,30 @@ def test_upstreams(tmp_path: Path) -> None:
             "http://a:1 is configured twice",
         ),
         ("[[backend]]\nurl='http://a'\nname='b:1'\n[[backend]]\nurl='http://b:1'\n", "there are two backends named b:1"),
-        ("[[backend]]\nurl='http://a'\napis=['opanai']\n", "FILE:3: unknown API opanai\n  hint: did you mean openai?"),
-        ("[[backend]]\nurl='http://a'\nmodels='x'\n", "FILE:3: models: expected a list of strings, got 'x'"),
-        ("[[backend]]\nurl='http://a'\nmodels=['']\n", "FILE:3: models: expected a list of strings"),
-        ("[[backend]]\nurl='http://a'\nclient_key='on'\n", "FILE:3: client_key: expected one of auto, pass, drop, got 'on'"),
+        ("[[backend]]\nurl='http://a'\napis=['opanai']\n", "FILE:3:1: unknown API opanai\n  hint: did you mean openai?"),
+        ("[[backend]]\nurl='http://a'\nmodels='x'\n", "FILE:3:1: models: expected a list of strings, got 'x'"),
+        ("[[backend]]\nurl='http://a'\nmodels=['']\n", "FILE:3:1: models: expected a list of strings"),
+        ("[[backend]]\nurl='http://a'\nclient_key='on'\n", "FILE:3:1: client_key: expected one of auto, pass, drop, got 'on'"),
         ("[[backend]]\nurl='http://a'\napi_key_env='K'\nclient_key='pass'\n", "not both"),
         ("[[alias]]\nname='a'\n", "model: expected the name of a model, got nothing"),
-        ("[[alias]]\nname='a'\nmodle='b'\n", "FILE:3: unknown alias setting modle\n  hint: did you mean model?"),
-        ("[[alias]]\nname='a'\nmodel='b'\n[[alias]]\nname='a'\nmodel='c'\n", "FILE:5: there are two aliases named a"),
+        ("[[alias]]\nname='a'\nmodle='b'\n", "FILE:3:1: unknown alias setting modle\n  hint: did you mean model?"),
+        ("[[alias]]\nname='a'\nmodel='b'\n[[alias]]\nname='a'\nmodel='c'\n", "FILE:5:1: there are two aliases named a"),
         ("[[alias]]\nname='a'\nmodel='b'\n[[alias]]\nname='b'\nmodel='c'\n", "alias a points to b, which is an alias itself"),
-        ("[[tenant]]\nname='a'\nkey_sha256=['abc']\n", "FILE:3: key_sha256: expected 64 hex digits"),
-        ("[[tenant]]\nname='a b'\n", "FILE:2: name: expected letters"),
-        ("[[tenant]]\nname='a'\n[[tenant]]\nname='a'\n", "FILE:4: there are two tenants named a"),
-        ("[[tenant]]\nname='a'\nlimits={gap=1}\n", "FILE:3: unknown per-call limit gap\n  hint: did you mean gap_s?"),
+        ("[[tenant]]\nname='a'\nkey_sha256=['abc']\n", "FILE:3:1: key_sha256: expected 64 hex digits"),
+        ("[[tenant]]\nname='a b'\n", "FILE:2:1: name: expected letters"),
+        ("[[tenant]]\nname='a'\n[[tenant]]\nname='a'\n", "FILE:4:1: there are two tenants named a"),
+        ("[[tenant]]\nname='a'\nlimits={gap=1}\n", "FILE:3:1: unknown per-call limit gap\n  hint: did you mean gap_s?"),
         ("[[tenant]]\nname='a'\n[tenant.limits]\nheader_s=1\n", "header_s is a limit of the whole gateway: set it in [limits]"),
         ("[[tenant]]\nname='a'\nlimits={gap_s='x'}\n", "gap_s: expected a number of seconds"),
         ("[limits]\ntotal_s = 1" + "0" * 400 + "\n", "total_s: expected a number of seconds"),
         ("[limits]\njson_elements_max = 1" + "0" * 40 + "\n", "json_elements_max: expected a whole number"),
         ('log = "a\\u0000b"\n', "log: expected a string"),
         ("[[backend]]\nurl='http://a:1'\nca_file = \"\\u0000\"\n", "ca_file: expected a string"),
-        ("[[route]]\npath='v1'\n", "FILE:2: path: expected an absolute path"),
-        ("[[route]]\npath='/a/../b'\n", "FILE:2: path: expected an absolute path"),
+        ("[[route]]\npath='v1'\n", "FILE:2:1: path: expected an absolute path"),
+        ("[[route]]\npath='/a/../b'\n", "FILE:2:1: path: expected an absolute path"),
         ("tls_cert = 'a'\n", "set both tls_cert and tls_key, or neither"),
-        ("a = \n", "FILE:1: not valid TOML: Invalid value"),
-        ("port = 1\nport = 2\n", "FILE:2: not valid TOML: Cannot overwrite a value"),
+        ("a = \n", "FILE:1:5: not valid TOML: Invalid value"),
+        ("port = 1\nport = 2\n", "FILE:2:9: not valid TOML: Cannot overwrite a value"),
     ],
 )
 def test_problems(tmp_path: Path, text: str, expected: str) -> None:
@@ -213,13 +213,13 @@ class TestCommands:
         path.write_text('port = 9\n[[backend]]\nurl = "http://a"\n')
         done = hangup("config", "show", "--json", "--config", str(path), "--gap-s", "7", env={"HANGUP_TOTAL_S": "70"})
         shown = json.loads(done.stdout)
-        assert shown["settings"]["port"] == {"value": 9, "origin": f"{path}:1"}
+        assert shown["settings"]["port"] == {"value": 9, "origin": f"{path}:1:1"}
         assert shown["settings"]["limits.gap_s"] == {"value": 7.0, "origin": "--gap-s"}
         assert shown["settings"]["limits.total_s"] == {"value": 70.0, "origin": "HANGUP_TOTAL_S"}
         assert shown["settings"]["limits.queue_s"]["origin"] == "default"
         assert shown["backend"][0]["url"] == "http://a"
         text = hangup("config", "show", "--config", str(path)).stdout
-        assert any(line.split() == ["port", "9", f"{path}:1"] for line in text.splitlines())
+        assert any(line.split() == ["port", "9", f"{path}:1:1"] for line in text.splitlines())
 
     def test_an_unknown_variable_does_not_stop_a_command(self) -> None:
         done = hangup("config", "show", env={**KUBERNETES, "HANGUP_TOTAL": "1"})

@@ -1,25 +1,42 @@
-"""`hangup config check` and `hangup config show`: check the configuration, and print every setting with its origin."""
+"""`hangup config`: checks a configuration, shows every setting with its origin, prints an example and a schema for editors."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from hangup.cli.settings import add_flags, check_engines, configuration
+from hangup.cli import startup_check
+from hangup.cli.settings import add_flags, configuration, unknown_engines
 from hangup.config import LimitSettings, Settings
+from hangup.config.json_schema import json_schema
 from hangup.config.load import Configuration, load
 from hangup.config.schema import LISTS, scalar_fields
+from hangup.config.toml_text import example
+from hangup.errors import ConfigError
+from hangup.gateway.backends.adapters import ADAPTERS, AUTO
 from hangup.gateway.store.postgresql import is_postgresql, without_password
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("config", help="check or show the configuration")
+    parser = commands.add_parser("config", help="check or show the configuration; print an example or a schema")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="check a file and list every problem with its line number")
+    check = actions.add_parser(
+        "check",
+        help="check a file and list every problem with its line and column",
+        description="Lists everything that `hangup serve --config FILE` would refuse or could not use, on this machine and in"
+        " this environment. Starts nothing and contacts nobody.",
+    )
     check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument(
+        "--file-only",
+        action="store_true",
+        help="ignore environment variables, other files, programs and packages: they are on another machine",
+    )
     check.set_defaults(run=run_check)
     show = actions.add_parser(
         "show",
@@ -30,11 +47,34 @@ def add_parser(commands: Any) -> None:
     show.add_argument("--json", action="store_true", help="as JSON")
     add_flags(show)
     show.set_defaults(run=run_show)
+    whole = actions.add_parser("example", help="print a file with every setting, its meaning and its default")
+    whole.set_defaults(run=run_example)
+    schema = actions.add_parser("schema", help="print a JSON schema of the file, for editors")
+    schema.set_defaults(run=run_schema)
+
+
+def run_example(arguments: argparse.Namespace) -> int:
+    print(example(), end="")
+    return 0
+
+
+def run_schema(arguments: argparse.Namespace) -> int:
+    print(schema_text(), end="")
+    return 0
+
+
+def schema_text() -> str:
+    return json.dumps(json_schema([AUTO, *ADAPTERS]), indent=2) + "\n"
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    config = load(arguments.file)
-    check_engines(config.settings)
+    """List every problem at once. What depends on this machine can be told only of a file that is right in itself."""
+    config = load(arguments.file, None if arguments.file_only else os.environ)
+    problems = unknown_engines(config) if arguments.file_only else startup_check.problems(config)
+    for warning in (*config.warnings, *([] if arguments.file_only else startup_check.warnings(config))):
+        print(f"hangup: warning: {warning}", file=sys.stderr)
+    if problems:
+        raise ConfigError(problems)
     count = len(config.settings.backend)
     print(f"{arguments.file}: ok ({count} backend{'' if count == 1 else 's'})")
     return 0

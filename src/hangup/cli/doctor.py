@@ -48,12 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
 async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
     backend = Backend(settings, limits, asyncio.get_running_loop())
     try:
-        fault = await check(backend)
+        fault = await ask_what_it_is(backend)
         if fault is not None:
             raise HangupError(f"{settings.url}: {fault}")
-        while not backend.facts_known:  # a busy engine may leave a question unanswered; it is asked a few times at most
-            await learn(backend, limits.health_timeout_s)
-        await ask_models(backend)
         status = None
         if backend.adapter.status_path:
             answer = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
@@ -63,6 +60,17 @@ async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
         return 0
     finally:
         backend.pool.close()
+
+
+async def ask_what_it_is(backend: Backend) -> str | None:
+    """Ask an engine for its kind, its capacity and its models; return why that is not possible, or None."""
+    fault = await check(backend)
+    if fault is not None:
+        return fault
+    while not backend.facts_known:  # a busy engine may leave a question unanswered; it is asked a few times at most
+        await learn(backend, backend.limits.health_timeout_s)
+    await ask_models(backend)
+    return None
 
 
 def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, str]]:

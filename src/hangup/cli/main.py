@@ -29,6 +29,7 @@ COMMANDS = {
     "simulate": "simulate",
     "lint": "lint",
     "probe": "probe",
+    "init": "init",
     "config": "configs",
     "engines": "engines",
     "doctor": "doctor",
@@ -42,6 +43,7 @@ _EXAMPLES = """\
 examples:
   hangup serve                                      run the gateway with its embedded engine
   hangup serve --upstream http://127.0.0.1:8000     in front of an engine
+  hangup init                                       write hangup.toml for the engine that runs here
   hangup ps                                         list live calls
   hangup probe http://127.0.0.1:8000                find out whether an engine or gateway stops when clients leave
   hangup config show --config hangup.toml           show every setting in effect and its origin

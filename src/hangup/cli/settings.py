@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import os
 import socket
 import sys
@@ -64,16 +65,23 @@ def configuration(arguments: argparse.Namespace) -> Configuration:
     if getattr(arguments, "spawn", None):
         config = dataclasses.replace(config, settings=_with_spawned(config.settings, arguments))
         if problems := backend_problems(config.settings.backend[0]):
-            raise ConfigError([f"--{problem}" for problem in problems])
-    check_engines(config.settings)
+            raise ConfigError([f"--{name}: {problem}" for name, problem in problems])
+    if unknown := unknown_engines(config):
+        raise ConfigError(unknown)
     return config
 
 
-def check_engines(settings: Settings) -> None:
-    unknown = [b.engine for b in settings.backend if b.engine not in ADAPTERS and b.engine != AUTO]
-    if unknown:
-        names = ", ".join([AUTO, *ADAPTERS])
-        raise ConfigError([f"backend: unknown engine {unknown[0]!r}\n  hint: valid names: {names}"])
+def unknown_engines(config: Configuration) -> list[str]:
+    """Return a problem for each backend whose kind of engine does not exist."""
+    names = [AUTO, *ADAPTERS]
+    problems = []
+    for index, backend in enumerate(config.settings.backend):
+        if backend.engine not in names:
+            near = difflib.get_close_matches(backend.engine, names, 1, 0.6)
+            hint = f"did you mean {near[0]}?" if near else "valid names: " + ", ".join(names)
+            place = config.place(("backend", index, "engine"))
+            problems.append(f"{place}: unknown engine {backend.engine!r}\n  hint: {hint}")
+    return problems
 
 
 def _with_spawned(settings: Settings, arguments: argparse.Namespace) -> Settings:

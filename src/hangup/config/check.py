@@ -10,6 +10,7 @@ import ssl
 from collections import Counter
 from urllib.parse import urlsplit
 
+from hangup.config.locate import Path
 from hangup.config.schema import BackendSettings, Settings
 
 _TARGET = re.compile(r"/[!-~]*")  # what may stand in a request line
@@ -17,49 +18,58 @@ _BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9
 _PORTS = {"http": 80, "https": 443}
 
 
-def problems(settings: Settings) -> list[tuple[str, str]]:
-    """Return all problems, each with the name of the setting."""
-    found: list[tuple[str, str]] = []
+def problems(settings: Settings) -> list[tuple[Path, str]]:
+    """Return all problems, each with the setting that it is about."""
+    found: list[tuple[Path, str]] = []
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        found.append(("tls_cert", "set both tls_cert and tls_key, or neither"))
+        given = "tls_cert" if settings.tls_cert else "tls_key"
+        found.append(((given,), "set both tls_cert and tls_key, or neither"))
     if settings.dns_server and dns_server_of(settings.dns_server) is None:
-        found.append(("dns_server", f"expected an IP address, with :port if it is not 53, got {settings.dns_server!r}"))
+        expected = "expected an IP address, with :port if it is not 53"
+        found.append((("dns_server",), f"dns_server: {expected}, got {settings.dns_server!r}"))
     for name in ("alarm_webhook", "otlp_endpoint"):
         url = getattr(settings, name)
         if url and not url.startswith(("http://", "https://")):
-            found.append((name, f"expected an http:// or https:// address, got {url!r}"))
-    urls = Counter(_plain(backend.url) for backend in settings.backend)
-    found += [("backend", f"{url} is configured twice") for url, count in urls.items() if count > 1]
-    once = {_plain(backend.url): backend for backend in settings.backend}.values()
-    names = Counter(backend.name or default_name(backend.url) for backend in once)
-    found += [("backend", f"there are two backends named {name}") for name, count in names.items() if count > 1]
-    for backend in settings.backend:
-        found += [("backend", problem) for problem in backend_problems(backend)]
+            found.append(((name,), f"{name}: expected an http:// or https:// address, got {url!r}"))
+    if settings.port == settings.admin_port != 0 and settings.host == settings.admin_host:
+        found.append((("admin_port",), f"port and admin_port are both {settings.port}; choose another for one of them"))
+    urls, names = Counter[str](), Counter[str]()
+    for index, backend in enumerate(settings.backend):
+        url, name = _plain(backend.url), backend.name or default_name(backend.url)
+        urls[url] += 1
+        if urls[url] == 2:
+            found.append((("backend", index, "url"), f"{url} is configured twice"))
+        if urls[url] == 1:
+            names[name] += 1
+            if names[name] == 2:
+                found.append((("backend", index, "name"), f"there are two backends named {name}"))
+        found += [(("backend", index, key), f"{key}: {problem}") for key, problem in backend_problems(backend)]
     return found
 
 
-def backend_problems(backend: BackendSettings) -> list[str]:
+def backend_problems(backend: BackendSettings) -> list[tuple[str, str]]:
+    """Return what is wrong with one backend, each with the name of its setting."""
     found = []
     if not _BUSY_FROM.fullmatch(backend.busy_from):
-        found.append(f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}")
+        found.append(("busy_from", f"expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}"))
     if backend.health_path and not _TARGET.fullmatch(backend.health_path):
-        found.append(f"health_path: expected a path like /health, without spaces, got {backend.health_path!r}")
-    expected = "models: expected names without spaces around them, with * for any text"
-    found += [f"{expected}, got {model!r}" for model in backend.models if model != model.strip()]
+        found.append(("health_path", f"expected a path like /health, without spaces, got {backend.health_path!r}"))
+    expected = "expected names without spaces around them, with * for any text"
+    found += [("models", f"{expected}, got {model!r}") for model in backend.models if model != model.strip()]
     for name in ("spawn", "restart_command"):
         command = getattr(backend, name)
         try:
             if command and not shlex.split(command):
-                found.append(f"{name}: the command {command!r} is empty")
+                found.append((name, f"the command {command!r} is empty"))
         except ValueError as error:
-            found.append(f"{name}: {error} in {command!r}")
+            found.append((name, f"{error} in {command!r}"))
     if is_discovered(backend.url) and backend.spawn:
-        found.append("spawn: hangup cannot start the engines behind a dns+ name; give each an http:// address")
+        found.append(("spawn", "hangup cannot start the engines behind a dns+ name; give each an http:// address"))
     if backend.ca_file:
         try:
             ssl.create_default_context(cafile=backend.ca_file)
         except OSError as error:  # includes ssl.SSLError
-            found.append(f"ca_file: cannot use {backend.ca_file}: {error.strerror or error}")
+            found.append(("ca_file", f"cannot use {backend.ca_file}: {error.strerror or error}"))
     return found
 
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from hangup.config import check, keys, locate
 from hangup.config.limits import LimitSettings
+from hangup.config.locate import Places
 from hangup.config.schema import (
     APIS,
     LISTS,
@@ -62,6 +63,11 @@ class Configuration:
     origins: dict[str, str]
     path: Path | None = None
     warnings: tuple[str, ...] = ()  # oddities that do not prevent a start
+    places: Places = dataclasses.field(default=Places(None, {}), repr=False, compare=False)
+
+    def place(self, key: locate.Path) -> str:
+        """Return where a setting comes from, for a message about it: a flag, a variable, or a line and column of the file."""
+        return self.origins.get(str(key[0])) or self.places(key)
 
     def origin(self, name: str) -> str:
         return self.origins.get(name, "default")
@@ -105,8 +111,8 @@ def load(
     flags = flags or {}
     if path is None and env.get("HANGUP_CONFIG"):
         path = Path(env["HANGUP_CONFIG"])
-    document, lines = _read_file(path, problems) if path else ({}, {})
-    place = _Places(path, lines)
+    document, positions = _read_file(path, problems) if path else ({}, {})
+    place = Places(path, positions)
 
     scalars = {f.name: f for f in scalar_fields(Settings)}
     limits = {f.name: f for f in scalar_fields(LimitSettings)}
@@ -132,47 +138,36 @@ def load(
     routes = _routes(document.get("route", []), place, problems)
     aliases = _aliases(document.get("alias", []), place, problems)
     settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes, alias=aliases)
-    for where, problem in check.problems(settings):
-        problems.add(where, problem)
+    config = Configuration(settings, origins, path, places=place)
+    for at, problem in check.problems(settings):
+        problems.add(config.place(at), problem)
     if has_env:  # without an environment, a file can be checked on any machine
-        for backend in settings.backend:
+        for index, backend in enumerate(settings.backend):
             if backend.api_key_env and (problem := keys.key_problem(backend.api_key_env, env)):
-                problems.add(f"backend {backend.name or backend.url}", problem)
+                problems.add(config.place(("backend", index, "api_key_env")), problem)
     if problems:
         raise ConfigError(problems)
     named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
     warnings = tuple(text for variable, text in problems.unknown_variables.items() if variable not in named)
     if about_keys := keys.warning(settings):
         warnings += (about_keys,)
-    return Configuration(settings, origins, path, warnings)
+    return dataclasses.replace(config, warnings=warnings)
 
 
-class _Places:
-    """Names a place in the file, such as hangup.toml:12."""
-
-    def __init__(self, path: Path | None, lines: dict[locate.Path, int]) -> None:
-        self._path = path
-        self._lines = lines
-
-    def __call__(self, key: locate.Path) -> str:
-        line = locate.line_of(self._lines, key)
-        return f"{self._path}:{line}" if line else str(self._path)
-
-
-def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[locate.Path, int]]:
+def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[locate.Path, locate.Position]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         problems.add(str(path), f"cannot be read: {error}")
         return {}, {}
     try:
-        return tomllib.loads(text), locate.key_lines(text)
+        return tomllib.loads(text), locate.key_positions(text)
     except RecursionError:
         problems.add(str(path), "not valid TOML: nested too deeply")
         return {}, {}
     except ValueError as error:  # from tomllib, or from a number with thousands of digits
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        where = f"{path}:{place[1]}" if place else str(path)
+        where = f"{path}:{place[1]}:{place[2]}" if place else str(path)
         problems.add(where, f"not valid TOML: {str(error).split(' (at ')[0]}")
         return {}, {}
 
@@ -182,7 +177,7 @@ def _take_file(
     fields: dict[str, dataclasses.Field[Any]],
     at: locate.Path,
     given: dict[str, _Given],
-    place: _Places,
+    place: Places,
     problems: _Problems,
     others: set[str],
 ) -> None:
@@ -315,7 +310,7 @@ def describe(field: dataclasses.Field[Any]) -> str:
     return f"{words}, {least:g} or more" if least is not None else words
 
 
-def _rows(cls: type, name: str, tables: Any, place: _Places, problems: _Problems) -> list[tuple[dict[str, Any], locate.Path]]:
+def _rows(cls: type, name: str, tables: Any, place: Places, problems: _Problems) -> list[tuple[dict[str, Any], locate.Path]]:
     """Return the checked tables of an array such as [[backend]]."""
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         problems.add(place((name,)), f"{name} must be an array of tables: [[{name}]]")
@@ -339,7 +334,7 @@ def _rows(cls: type, name: str, tables: Any, place: _Places, problems: _Problems
     return rows
 
 
-def _own_limits(table: dict[str, Any], at: locate.Path, place: _Places, problems: _Problems) -> dict[str, Any]:
+def _own_limits(table: dict[str, Any], at: locate.Path, place: Places, problems: _Problems) -> dict[str, Any]:
     fields = {f.name: f for f in scalar_fields(LimitSettings)}
     allowed = per_call_limits()
     values = {}
@@ -357,7 +352,7 @@ def _own_limits(table: dict[str, Any], at: locate.Path, place: _Places, problems
     return values
 
 
-def _backends(tables: Any, place: _Places, problems: _Problems) -> tuple[BackendSettings, ...]:
+def _backends(tables: Any, place: Places, problems: _Problems) -> tuple[BackendSettings, ...]:
     backends = []
     for row, at in _rows(BackendSettings, "backend", tables, place, problems):
         if problem := url_problem(row.get("url", "")):
@@ -371,7 +366,7 @@ def _backends(tables: Any, place: _Places, problems: _Problems) -> tuple[Backend
     return tuple(backends)
 
 
-def _aliases(tables: Any, place: _Places, problems: _Problems) -> tuple[AliasSettings, ...]:
+def _aliases(tables: Any, place: Places, problems: _Problems) -> tuple[AliasSettings, ...]:
     aliases: list[AliasSettings] = []
     for row, at in _rows(AliasSettings, "alias", tables, place, problems):
         alias = AliasSettings(**row)
@@ -381,9 +376,10 @@ def _aliases(tables: Any, place: _Places, problems: _Problems) -> tuple[AliasSet
         if alias.name in [other.name for other in aliases]:
             problems.add(place((*at, "name")), f"there are two aliases named {alias.name}")
         aliases.append(alias)
-    for alias in aliases:
+    for index, alias in enumerate(aliases):
         if alias.model in [other.name for other in aliases]:
-            problems.add("alias", f"alias {alias.name} points to {alias.model}, which is an alias itself; name the model")
+            where = place(("alias", index, "model"))
+            problems.add(where, f"alias {alias.name} points to {alias.model}, which is an alias itself; name the model")
     return tuple(aliases)
 
 
@@ -429,7 +425,7 @@ def address_problem(url: str) -> str:
     return ""
 
 
-def _tenants(tables: Any, place: _Places, problems: _Problems) -> tuple[TenantSettings, ...]:
+def _tenants(tables: Any, place: Places, problems: _Problems) -> tuple[TenantSettings, ...]:
     tenants: list[TenantSettings] = []
     owners: dict[str, str] = {}
     for row, at in _rows(TenantSettings, "tenant", tables, place, problems):
@@ -450,7 +446,7 @@ def _tenants(tables: Any, place: _Places, problems: _Problems) -> tuple[TenantSe
     return tuple(tenants)
 
 
-def _routes(tables: Any, place: _Places, problems: _Problems) -> tuple[RouteSettings, ...]:
+def _routes(tables: Any, place: Places, problems: _Problems) -> tuple[RouteSettings, ...]:
     routes: list[RouteSettings] = []
     for row, at in _rows(RouteSettings, "route", tables, place, problems):
         path = row.get("path", "")

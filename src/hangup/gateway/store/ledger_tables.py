@@ -18,7 +18,7 @@ from hangup.gateway.store.worker_thread import Connection, StoreFailed
 GROUPS = ("tenant", "model", "backend", "cause")
 SUMS = tuple(field.name for field in fields(Account))
 COUNT_TABLES = ("computed", "uncounted")  # tokens reported by engines, and lost with an engine before its report
-_VERSION = 1
+VERSION = 1
 _OPEN_BUSY_S, _BUSY_S = 5.0, 2.0  # how long to wait while another process holds the file's lock, at the start and later
 USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
 _DELETING = 0x68616E69  # advisory lock: one gateway at a time deletes what is old
@@ -195,11 +195,11 @@ def _prepare(db: sqlite3.Connection, path: str, wal_bytes_max: int) -> None:
     db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
     db.execute("PRAGMA synchronous = NORMAL")
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
+    if version not in (0, VERSION):
         raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
     db.executescript(_SCHEMA)
     known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
     for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
         if name not in known:
             db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
-    db.execute(f"PRAGMA user_version = {_VERSION}")
+    db.execute(f"PRAGMA user_version = {VERSION}")

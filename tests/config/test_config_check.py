@@ -1,0 +1,161 @@
+"""`hangup config check` finds everything that `serve` would refuse or could not use, with its line and column."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangup.cli import startup_check
+from hangup.cli.main import main
+from hangup.config.toml_text import example
+from hangup.gateway.store.jobs.schema import MIGRATIONS
+
+BACKEND = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("UNSET", raising=False)
+
+
+def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """Return what the command says about a file that has problems, or "" if it has none."""
+    path = tmp_path / "hangup.toml"
+    path.write_text(text)
+    code = main(["config", "check", str(path), *options])
+    said = capsys.readouterr().err.replace(str(path), "FILE")
+    assert (code == 2) == bool(said), said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f'{BACKEND}  engine = "vlm"\n', "FILE:3:3: unknown engine 'vlm'\n  hint: did you mean vllm?"),
+        (f'{BACKEND}api_key_env = "UNSET"\n', "FILE:3:1: api_key_env names UNSET, which is not set in the environment"),
+        ('admin_token_env = "UNSET"\n', "FILE:1:1: admin_token_env names UNSET, which is not set in the environment"),
+        ('admin_host = "0.0.0.0"\n', "FILE:1:1: the admin port on 0.0.0.0 is reachable from other hosts, so it needs a token"),
+        ('host = "192.0.2.1"\n', "FILE:1:1: cannot listen on 192.0.2.1:8080: "),
+        ("port = 7000\nadmin_port = 7000\n", "FILE:2:1: port and admin_port are both 7000"),
+        ('tls_cert = "/nowhere.pem"\ntls_key = "/nowhere.pem"\n', "FILE:1:1: cannot use tls_cert and tls_key: "),
+        ('log = "/nowhere/hangup.log"\n', "FILE:1:1: log: the folder /nowhere does not exist"),
+        ('log = "/"\n', "FILE:1:1: log: / is a folder, not a file"),
+        ('ledger = "/dev/null/ledger.db"\n', "FILE:1:1: ledger: /dev/null is not a folder"),
+        ('jobs = "/etc/hostname"\n', "FILE:1:1: jobs: /etc/hostname is not a SQLite file"),
+        (f'{BACKEND}spawn = "no-such-program --port {{port}}"\n', "FILE:3:1: spawn: the program no-such-program was not found"),
+        (f'{BACKEND}spawn = "true --port {{prot}}"\n', "FILE:3:1: spawn: {prot} is not filled in; known are {host}, {name}"),
+        (f'{BACKEND}restart_command = "nothing-here"\n', "FILE:3:1: restart_command: the program nothing-here was not found"),
+        (f'{BACKEND}spawn_log = "/nowhere/engine.log"\n', "FILE:3:1: spawn_log: the folder /nowhere does not exist"),
+        (f"{BACKEND}ca_file = '/nowhere'\n", "FILE:3:1: ca_file: cannot use /nowhere: "),
+        ('log = "${LOGS}/hangup.log"\n', "FILE:1:1: log: ${LOGS} is not replaced by a value"),
+        (f'{BACKEND}name = "os.environ/NAME"\n', "FILE:3:1: name: os.environ/NAME is not replaced by a value"),
+        (
+            f"{BACKEND}models = ['a', 'b-*']\n[[alias]]\nname = 'x'\nmodel = 'c'\n",
+            "FILE:6:1: no backend has the model c",
+        ),
+        (f"workers = 2\n{BACKEND}spawn = 'true'\n", "FILE:1:1: workers: each would spawn http://127.0.0.1:9"),
+    ],
+)
+def test_problems_of_this_machine(tmp_path: Path, text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in check(tmp_path, text, capsys)
+
+
+def test_packages_that_are_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup_check, "_installed", lambda package: False)
+    text = f'jobs = "postgresql://u:planted@h/d"\nledger = "postgres://h/d"\n{BACKEND}busy_from = "nvml:0"\n'
+    said = check(tmp_path, text, capsys)
+    for expected in ("FILE:1:1: jobs: PostgreSQL needs", "FILE:2:1: ledger: PostgreSQL", "FILE:5:1: busy_from: nvml:0 needs"):
+        assert expected in said
+    assert "planted" not in said
+
+
+def test_headers_for_the_collector(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "planted")
+    said = check(tmp_path, 'otlp_endpoint = "http://127.0.0.1:4318"\n', capsys)
+    assert "FILE:1:1: otlp_headers_env: expected name=value,name=value in that variable" in said
+    assert "planted" not in said
+
+
+def test_a_store_of_a_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("jobs", "ledger"):
+        path = tmp_path / f"{name}.sqlite"
+        with sqlite3.connect(path) as db:
+            db.execute("PRAGMA user_version = 99")
+            db.execute("CREATE TABLE a (b)")
+        db.close()
+        said = check(tmp_path, f'{name} = "{path}"\n', capsys)
+        assert f"FILE:1:1: {name}: {path} was written by a newer version of hangup (schema 99, here " in said
+    assert len(MIGRATIONS) < 99
+
+
+def test_jobs_that_would_be_turned_off_are_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    path = tmp_path / "hangup.toml"
+    path.write_text(BACKEND)
+    assert main(["config", "check", str(path)]) == 0
+    assert "hangup: warning: jobs would be turned off: /dev/null is not a folder" in capsys.readouterr().err
+
+
+def test_all_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = check(tmp_path, f'log = "/nowhere/x"\n{BACKEND}engine = "vlm"\nspawn = "nothing-here"\n', capsys)
+    assert re.findall(r"FILE:(\d+):1", said) == ["4", "1", "5"]
+
+
+def test_a_setting_of_the_environment_is_named_by_its_variable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANGUP_LOG", "/nowhere/hangup.log")
+    assert "hangup: HANGUP_LOG: log: the folder /nowhere" in check(tmp_path, BACKEND, capsys)
+
+
+def test_the_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANGUP_PORT", "x")
+    text = f'log = "/nowhere/x"\n{BACKEND}api_key_env = "UNSET"\nspawn = "nothing-here"\n'
+    assert check(tmp_path, text, capsys, "--file-only") == ""
+    assert "FILE:3:1: unknown engine" in check(tmp_path, f'{BACKEND}engine = "x"\n', capsys, "--file-only")
+
+
+def test_the_example_is_valid_and_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = example()
+    assert check(tmp_path, text, capsys) == ""
+    values = {"url": '"http://a:1"', "path": '"/a"', "key_sha256": f'["{"0" * 64}"]'}
+    text = re.sub(r"^#(\[\[|[a-z_0-9]+ = )", r"\1", text, flags=re.M)
+    for name, value in values.items():
+        text = re.sub(rf"^{name} = .*", f"{name} = {value}", text, flags=re.M)
+    text = re.sub(r'^name = ""', 'name = "a"', text, flags=re.M)
+    text = re.sub(r'^model = ""', 'model = "b"', text, flags=re.M)
+    assert check(tmp_path, text, capsys, "--file-only") == ""
+
+
+def test_the_schema_knows_what_the_loader_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each name of the schema is a name for the loader, and the other way round: the example has all of them."""
+    assert main(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    names = set(re.findall(r"^#?([a-z_0-9]+) = ", example(), re.M))
+    assert set(_names(schema)) - {"limits", "backend", "tenant", "route", "alias"} == names - {"limits"}
+    assert schema["additionalProperties"] is False
+    backend = schema["properties"]["backend"]["items"]
+    assert "vllm" in backend["properties"]["engine"]["enum"] and backend["required"] == ["url"]
+    assert schema["properties"]["limits"]["properties"]["gap_s"] | {"description": ""} == {
+        "type": "number",
+        "minimum": 0.01,
+        "default": 60.0,
+        "description": "",
+    }
+
+
+def _names(schema: dict[str, Any]) -> list[str]:
+    found = []
+    for name, each in schema.get("properties", {}).items():
+        found += [name, *_names(each), *_names(each.get("items", {}))]
+    return found
