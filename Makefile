@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-frameworks test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs clean chaos kills mutants
+.PHONY: help setup run demo test test-engines test-torch test-frameworks test-package test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs clean chaos kills mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -51,6 +51,13 @@ $(VENV)/.setup-frameworks: $(VENV)/.setup-test requirements/frameworks.txt
 
 test-frameworks: $(VENV)/.setup-frameworks  ## test the library in every framework under every server (10 minutes); ARGS="-k django"
 	FRAMEWORK_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/frameworks $(ARGS)
+
+$(VENV)/.setup-package: $(VENV)/.setup-test requirements/package.txt
+	$(PIP) install --require-hashes -r requirements/package.txt
+	touch $@
+
+test-package: $(VENV)/.setup-package  ## build wheel and sdist, install them for every Python that is here (3.11 or newer), run them
+	PACKAGE_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/package $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
@@ -108,6 +115,7 @@ lock: $(VENV)/.setup  ## update the locked dependencies
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group test --group check -c requirements/run.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group dashboard -c requirements/run.txt -c requirements/dev.txt -o requirements/dashboard.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group frameworks -c requirements/run.txt -c requirements/dev.txt -o requirements/frameworks.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group package -c requirements/run.txt -c requirements/dev.txt -o requirements/package.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

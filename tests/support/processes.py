@@ -28,12 +28,14 @@ HANGUP = [sys.executable, "-m", "hangup"]
 class Process:
     """A process whose output is kept line by line; it is stopped when the `with` block ends."""
 
+    program = HANGUP  # the interpreter of these tests; a test of an installed package names its own
+
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.arguments = arguments
         self.stderr_lines: list[str] = []
         self.stdout_lines: list[str] = []
         self.popen = subprocess.Popen(
-            [*HANGUP, *arguments],
+            [*self.program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -26,7 +26,7 @@ examples:
   hangup lint --explain HU004                   why, with a bad and a good example
 
 Ignore a finding with `# hangup: ignore[HU003]` on its line. Settings: [tool.hangup.lint] in pyproject.toml.
-Exit status: 0 no findings, 1 findings, 2 error. Rules: docs/lint.md.
+Exit status: 0 no findings, 1 findings, 2 error. Rules: `hangup docs lint`.
 """
 
 

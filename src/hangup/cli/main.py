@@ -33,6 +33,7 @@ COMMANDS = {
     "config": "configs",
     "engines": "engines",
     "doctor": "doctor",
+    "docs": "docs",
     "key": "keys",
     "standin": "standin",
 }
@@ -48,7 +49,7 @@ examples:
   hangup probe http://127.0.0.1:8000                find out whether an engine or gateway stops when clients leave
   hangup config show --config hangup.toml           show every setting in effect and its origin
 
-documentation: https://github.com/hangup-dev/hangup/tree/main/docs
+documentation: `hangup docs`, or https://github.com/hangup-dev/hangup/tree/main/docs
 """
 
 

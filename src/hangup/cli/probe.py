@@ -25,7 +25,7 @@ examples:
   hangup probe http://127.0.0.1:8000 --rate 20000 --price 2               what that costs a day
   hangup probe --matrix endpoints.toml --html probe.html                  several endpoints, side by side
 
-Exit status: 0 done, 1 a verdict named by --fail-on, 2 the endpoint cannot be probed. Cases, evidence, verdicts: docs/probe.md.
+Exit status: 0 done, 1 a verdict named by --fail-on, 2 the endpoint cannot be probed. More: `hangup docs probe`.
 """
 _VERDICTS = ("broke", "never", "partly", "late", "untold")
 

@@ -29,7 +29,7 @@ examples:
   hangup serve --spawn "llama-server -m model.gguf --port {port}"
       start an engine, monitor it, and restart it when it is stuck
   hangup serve --upstream http://127.0.0.1:8000 --workers auto
-      one process per core on the same port; see docs/scale.md
+      one process per core on the same port; see `hangup docs scale`
   hangup serve --config hangup.toml
       all settings from a file; SIGHUP reloads it
 """

@@ -40,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML), such as hangup.toml")
     for field in scalar_fields(Settings):
         _add_flag(parser, field)
-    group = parser.add_argument_group("limits", "see docs/configuration.md")
+    group = parser.add_argument_group("limits", "`hangup docs configuration` has more about them")
     for field in scalar_fields(LimitSettings):
         _add_flag(group, field)
 

@@ -170,7 +170,7 @@ def _variants(settings: Settings, assignment: tuple[str, list[float]] | None) ->
         return
     name, values = assignment
     if not hasattr(settings.limits, name):
-        raise HangupError(f"--set: unknown limit {name}; see docs/configuration.md")
+        raise HangupError(f"--set: unknown limit {name}; see `hangup docs configuration`")
     kind = type(getattr(settings.limits, name))
     for value in values:
         limits = dataclasses.replace(settings.limits, **{name: kind(value)})

@@ -113,7 +113,7 @@ class Settings:
     port: int = setting(8080, "The data port; 0: any free port.", least=0, most=65535)
     workers: int = setting(
         1,
-        "Processes that serve the data port together; auto, or 0: one for each core. See docs/scale.md for what they share.",
+        "Processes that serve the data port together; auto, or 0: one for each core. `hangup docs scale` says what they share.",
         least=0,
         most=256,
         words={"auto": 0},

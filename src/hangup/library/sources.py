@@ -67,7 +67,7 @@ async def _unwrap(source: Any, opening: Opening, stack: AsyncExitStack) -> Async
         else:
             break
     raise ApplicationFault(
-        f"hangup cannot stream from a {type(source).__name__}; pass an async or blocking iterator (see docs/library.md)"
+        f"hangup cannot stream from a {type(source).__name__}; pass an async or blocking iterator (see `hangup docs library`)"
     )
 
 

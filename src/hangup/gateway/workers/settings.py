@@ -35,7 +35,7 @@ def check_for_workers(settings: Settings) -> None:
     if settings.jobs == "provider":
         problems.append('workers: jobs = "provider" follows jobs in one process')
     if problems:
-        hint = "\n  hint: use workers = 1; docs/scale.md lists what several workers do not share yet"
+        hint = "\n  hint: use workers = 1; `hangup docs scale` lists what several workers do not share yet"
         raise ConfigError([problem + (hint if "hint" not in problem else "") for problem in problems])
 
 

@@ -76,7 +76,7 @@ def _unsupported(request: Any) -> str:
     if packages & _WSGI or type(request).__name__ == "WSGIRequest":
         return (
             f"unsupported request type {type(request).__qualname__}: WSGI tells an application nothing about its client; "
-            "see 'Flask and other WSGI applications' in docs/library.md"
+            "see `hangup docs library#flask-and-other-wsgi-applications`"
         )
     if isinstance(request, tuple):
         return "unsupported: a WebSocket of plain ASGI; pass a WebSocket of Starlette, FastAPI, Litestar or aiohttp"
