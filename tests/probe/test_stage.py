@@ -20,7 +20,7 @@ from hangup.probe.dialects import DIALECTS
 from hangup.probe.echo import QuietTimes
 from hangup.probe.endpoint import parse
 from hangup.probe.figures import SOURCES
-from hangup.probe.meet import Speed
+from hangup.probe.meet import Speed, long_first_token_time
 from hangup.probe.session import ProbeOptions, ProbeSession
 from hangup.probe.stage import Scene, Stage, Unplayable
 from hangup.probe.watch import StatusLook
@@ -109,6 +109,28 @@ def test_a_client_that_does_not_get_its_place_leaves(case: str, answer: bytes, s
             await stage.place(CASES[case], 1, 0)
 
     play(Engine(answer), ProbeBudget(calls_max=1), story)
+
+
+def test_a_prompt_that_does_not_fit_is_followed_by_a_shorter_one() -> None:
+    too_long = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 8\r\n\r\ntoo long"
+    lengths = []
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        request = caller.request
+
+        def noted(kind: CallKind) -> tuple[bytes, bytes]:
+            head, body = request(kind)
+            lengths.append(len(body))
+            return head, body
+
+        caller.request = noted  # type: ignore[method-assign]
+        assert await long_first_token_time(caller) is not None
+        assert lengths[0] > lengths[1] > lengths[2]
+        with pytest.raises(Unplayable, match="HTTP 400: too long"):
+            await stage.place(CASES["prefill-fin"], 1, 0)
+        assert len(lengths) == 4, "the shortest was refused, too"
+
+    play(Engine(too_long, too_long, _ONE_TOKEN, too_long), ProbeBudget(), story)
 
 
 def test_a_search_for_slots_that_is_cut_short_leaves_nothing() -> None:

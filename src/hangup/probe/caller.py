@@ -20,7 +20,7 @@ from hangup.probe.wire import request_head
 CONNECT_S = 10.0
 _STALLED_BUFFER_BYTES = 4096
 _TASK = "Count upwards from 1, one number per line, and never stop."
-_LONG_WORDS = 1500
+_LONG_PROMPTS = (1500, 375, 90)  # in words; the next one if an endpoint refuses the one before
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # what answered is not TLS
 
 
@@ -46,6 +46,7 @@ class Caller:
         self.model = ""
         self.extra_fields = True
         self.newer_limit = False
+        self._long_prompts = list(_LONG_PROMPTS)
         self._addresses = addresses
         self._key = key
         self._tls: ssl.SSLContext | None = None
@@ -97,11 +98,18 @@ class Caller:
         self.budget.check_time(time.monotonic() - self.began_at)
         self.budget.take(kind.tokens)
         nonce = uuid.uuid4().hex
-        padding = f"{nonce[:4]} " * _LONG_WORDS if kind.long_prompt else ""
+        padding = f"{nonce[:4]} " * self._long_prompts[0] if kind.long_prompt else ""
         prompt = f"{nonce[:8]}: {padding}{_TASK}"  # each its own, so that no cache answers
         wish = Wish(self.model, prompt, kind.tokens, kind.stream, self.extra_fields, self.newer_limit)
         body = json.dumps(self.dialect.body(wish)).encode()
         return self._head("POST", self.dialect.target(kind.stream), len(body), f"probe-{nonce[:12]}"), body
+
+    def shorten_long_prompts(self) -> bool:
+        """Make long prompts shorter, for an endpoint with a small context; return False if they are as short as they get."""
+        if len(self._long_prompts) == 1:
+            return False
+        del self._long_prompts[0]
+        return True
 
     def page_request(self, path: str) -> bytes:
         return self._head("GET", path, None, "")

@@ -23,6 +23,7 @@ from hangup.probe.wire import AnswerParser, LineSplitter
 _SO_ATTACH_FILTER = 26  # Linux
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 TOKENS_PER_EVENT_MAX = 4
+_TOO_LONG = (400, 413, 422)
 CUT = "the connection was closed before the answer's end"
 CAN_VANISH = sys.platform == "linux"
 
@@ -87,6 +88,11 @@ class ProbeConnection(asyncio.Protocol):
     @property
     def keeps_alive(self) -> bool:
         return self._parser.keeps_alive and not self.lost
+
+    @property
+    def may_be_too_long(self) -> bool:
+        """Whether the endpoint refused the call as it does if a prompt does not fit its context."""
+        return self.status in _TOO_LONG
 
     @property
     def refused(self) -> str:

@@ -135,6 +135,18 @@ async def canary(caller: Caller, kind: CallKind | None, timeout_s: float) -> tup
         call.close()
 
 
+async def long_first_token_time(caller: Caller) -> float | None:
+    """Return the first-token time of a long prompt: of the longest one that the endpoint does not refuse."""
+    while True:
+        call = await caller.start(CallKind(_TRY_TOKENS, long_prompt=True))
+        try:
+            await call.until_end(ANSWER_S)
+        finally:
+            call.close()
+        if not (call.may_be_too_long and caller.shorten_long_prompts()):
+            return None if call.refused or call.first_token_at is None else call.first_token_at - call.sent_at
+
+
 async def measure_speed(caller: Caller) -> Speed:
     """Read one stream to its end."""
     call = await caller.start(CallKind(_SPEED_TOKENS))

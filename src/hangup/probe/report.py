@@ -118,6 +118,7 @@ def _worst(report: ProbeReport) -> str:
 def outcome(judgement: Judgement) -> str:
     """Return the verdict of a case in a few words."""
     tokens = "" if judgement.tokens is None else f", {'' if judgement.tokens_counted else '~'}{judgement.tokens} tokens"
+    tokens = ", 1 token" if tokens == ", 1 tokens" else tokens
     took = "" if judgement.stopped_s is None else f" within {judgement.stopped_s:.2f} s"
     match judgement.ruling:
         case Ruling.STOPPED | Ruling.LATE:

@@ -21,7 +21,7 @@ from hangup.probe.cases import CASES, Case, Company, Moment
 from hangup.probe.connection import ProbeConnection
 from hangup.probe.echo import QUIET_MIN, QuietTimes
 from hangup.probe.endpoint import Endpoint, ProbeError, is_near, parse, parse_page
-from hangup.probe.meet import ANSWER_S, Speed, canary, faster, first_token_time, measure_speed, meet
+from hangup.probe.meet import ANSWER_S, Speed, canary, faster, first_token_time, long_first_token_time, measure_speed, meet
 from hangup.probe.report import CaseResult, ProbeReport
 from hangup.probe.stage import Scene, Stage, Unplayable
 from hangup.probe.usage import USAGE
@@ -177,7 +177,7 @@ class ProbeSession:
 
     async def _prepare(self, speed: Speed) -> None:
         """Measure what is undisturbed, and find the evidence that verdicts can be based on."""
-        long_s = await first_token_time(self._caller, CallKind(2, long_prompt=True)) or speed.first_token_s
+        long_s = await long_first_token_time(self._caller) or speed.first_token_s
         source = self._watch.source if self._watch is not None else None
         coarse_s = max(source.silent_pace_s, source.lag_s) * 6 if source is not None else 0.0
         rest_s = max(self._options.rest_s, self._options.within_s * 2, coarse_s if coarse_s > _REST_S else 0.0)

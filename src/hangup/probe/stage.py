@@ -112,10 +112,10 @@ class Stage:
             return await self._in_upload(kind)
         if case.moment is Moment.KEEP_ALIVE:
             return await self._second_call(kind)
+        if case.moment is Moment.PREFILL:
+            return await self._before_first_token(kind)
         with _closed_on_failure(await self._caller.start(kind, small_buffer=small_buffer)) as call:
             match case.moment:
-                case Moment.PREFILL:
-                    await self._before_first_token(call)
                 case Moment.QUEUE:
                     await self._waiting(call)
                 case Moment.WHOLE:
@@ -152,10 +152,16 @@ class Stage:
         if call.ended or (must and not there):
             raise Unplayable("the answer ended before the client could leave" if call.ended else "there was no first token")
 
-    async def _before_first_token(self, call: ProbeConnection) -> None:
-        if await call.until(lambda c: c.events, self._long_first_token_s * _PREFILL_SHARE):
-            raise Unplayable("the first token came too soon to leave before it")
-        _check(call)
+    async def _before_first_token(self, kind: CallKind) -> ProbeConnection:
+        while True:
+            with _closed_on_failure(await self._caller.start(kind)) as call:
+                if await call.until(lambda c: c.events or c.refused, self._long_first_token_s * _PREFILL_SHARE) and call.events:
+                    raise Unplayable("the first token came too soon to leave before it")
+                if call.may_be_too_long and self._caller.shorten_long_prompts():
+                    call.close()
+                    continue
+                _check(call)
+            return call
 
     async def _waiting(self, call: ProbeConnection) -> None:
         if await call.until(lambda c: c.events, _QUEUED_S + self.speed.first_token_s * 2):
