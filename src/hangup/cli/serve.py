@@ -11,12 +11,14 @@ from typing import Any
 
 import uvloop
 
+from hangup import __version__
 from hangup.cli.settings import add_flags, configuration
 from hangup.config import BackendSettings
 from hangup.config.load import Configuration
 from hangup.engine.options import EngineOptions
 from hangup.gateway.server import Server
 from hangup.gateway.workers.settings import worker_count
+from hangup.terminal import is_coloured, paint
 
 _EXAMPLES = """\
 examples:
@@ -59,11 +61,10 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     if config.settings.workers != 1 and (count := worker_count(config.settings)) > 1:
         from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
 
-        engines = ", ".join(backend.url for backend in config.settings.backend)
-        await Supervisor(config, load, count).run(_announce(f"{engines} with {count} workers"))
+        await Supervisor(config, load, count).run(_announce(config, f"{_engines(config)} with {count} workers"))
         return
     if config.settings.backend:
-        await Server(config, load).run(_announce(", ".join(backend.url for backend in config.settings.backend)))
+        await Server(config, load).run(_announce(config, _engines(config)))
         return
     from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is only for the built-in engine)
 
@@ -79,13 +80,33 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     model = engine.server.runner.model.name
     try:
         server = Server(with_engine(config), lambda: with_engine(load()), {backend.name: engine.dial})
-        await server.run(_announce(f"the embedded engine with {model} (no --upstream given)"))
+        await server.run(_announce(config, f"the embedded engine with {model} (no --upstream given)"))
     finally:
         await engine.close()
 
 
-def _announce(engines: str) -> Callable[[str, str], None]:
+def _engines(config: Configuration) -> str:
+    return ", ".join(backend.url for backend in config.settings.backend)
+
+
+def _announce(config: Configuration, engines: str) -> Callable[[str, str], None]:
+    """Return what tells, once the ports are open, where to find what; at a terminal in a few lines."""
+
     def announce(data_url: str, admin_url: str) -> None:
         print(f"hangup: serving {data_url} (admin {admin_url}) in front of {engines}", file=sys.stderr, flush=True)
 
-    return announce
+    def announce_to_people(data_url: str, admin_url: str) -> None:
+        coloured = is_coloured(sys.stderr)
+        log = config.settings.log
+        rows = [
+            ("clients", f"{data_url}/v1"),
+            ("dashboard", admin_url),
+            ("engine", engines),
+            ("log", "off (--log none)" if log == "none" else log if log != "-" else ""),
+            ("stop", "Ctrl-C drains; a second Ctrl-C ends live calls"),
+        ]
+        lines = [paint(f"hangup {__version__} is serving", "bold", coloured)]
+        lines += [f"  {paint(f'{name:<9}', 'dim', coloured)}  {value}" for name, value in rows if value]
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+    return announce_to_people if sys.stderr.isatty() else announce

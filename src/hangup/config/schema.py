@@ -162,6 +162,11 @@ class Settings:
         0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
     )
     log: str = setting("-", "Target of the log: - for stdout, a file path, or none.")
+    log_format: str = setting(
+        "auto",
+        "Lines of the log: json, text for people, or auto: text on a terminal, else json.",
+        choices=("auto", "json", "text"),
+    )
     ledger: str = setting(
         "",
         "SQLite file for the ledger, which `hangup report` reads, or postgresql://… for several hosts; "

@@ -83,7 +83,7 @@ class Backends:
         """Apply new limits to a backend of the configuration, and watch it if it is new."""
         backend.take_limits(settings.limits)
         if backend.name not in self._watches:
-            checks = partial(watch, backend, self.changed, events.models_reported)
+            checks = partial(watch, backend, self.changed, self._found, events.models_reported)
             self._watches[backend.name] = TASKS.keep("health", checks)
             self._figures[backend.name] = TASKS.keep("engine queue", partial(follow, backend, events.queue_reported))
         events.configured(backend)
@@ -123,6 +123,18 @@ class Backends:
         self._log.event("backend_changed", backend=backend.name, change=what)
         if self._events is not None:
             self._events.changed(backend)
+
+    def _found(self, backend: Backend) -> None:
+        """Log what a backend is, and what protects its work from being left behind."""
+        adapter, facts = backend.adapter, backend.facts
+        self._log.event(
+            "backend_found",
+            backend=backend.name,
+            engine=adapter.name,
+            version=facts.version,
+            stops_by=adapter.stops_by,
+            verified_by=_verified_by(backend),
+        )
 
     def succeeded(self, backend: Backend) -> None:
         """Note that a backend answered."""
@@ -164,3 +176,11 @@ class Backends:
         await asyncio.gather(*self._removals, return_exceptions=True)
         for backend in (*self.by_name.values(), *self._retired):
             backend.pool.close()
+
+
+def _verified_by(backend: Backend) -> str | None:
+    """Return which of the engine's own figures tell whether it stopped a call; None if none do."""
+    adapter = backend.adapter
+    if not adapter.status_path or not backend.facts.reports_status or (backend.settings.shared and not adapter.pins_slots):
+        return None
+    return f"its {'slots' if adapter.pins_slots else 'counts'} ({adapter.status_path.partition('?')[0]})"

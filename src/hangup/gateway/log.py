@@ -1,7 +1,7 @@
 """The log: one JSON line for each ended call, and a few events of the gateway itself. Never a prompt, never a key.
 
 A thread of its own writes the lines, so that a slow reader of the log cannot delay a stream. Lines beyond the buffer are
-dropped and counted.
+dropped and counted. On a terminal, that thread turns the lines into text (`log_text`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from typing import Any, cast
 import orjson
 
 from hangup.core.call import Call
+from hangup.gateway.log_text import LogText
 from hangup.tasks import TASKS
+from hangup.terminal import is_coloured
 
 _FLUSH_S = 0.05
 
 
 class Log:
-    def __init__(self, target: str, lines_max: int, *, shared: bool = False) -> None:
-        """`shared`: other processes write to the same target, and no line may be torn by another's."""
+    def __init__(self, target: str, lines_max: int, *, shared: bool = False, format: str = "json") -> None:
+        """`shared`: other processes write to the same target, and no line may be torn by another's. `format`: json, text, or
+        auto, which is text on a terminal and JSON elsewhere."""
         self.dropped = 0
         self._lines: deque[bytes] = deque()
         self.lines_max = lines_max
@@ -41,12 +44,27 @@ class Log:
         self._out: RawIOBase | None = None
         self._closes_out = target != "-"
         self._thread: threading.Thread | None = None
+        self._text: LogText | None = None  # None: JSON
+        self._begun = threading.Event()
         if target != "none":
             self._out = _raw_stdout() if target == "-" else Path(target).open("ab", buffering=0)
             # The kernel keeps appended data together, but in a pipe only so many bytes.
             pipe = shared and stat.S_ISFIFO(os.fstat(self._out.fileno()).st_mode)
             self._piece_bytes_max = select.PIPE_BUF if pipe else sys.maxsize
+            if format == "text" or (format == "auto" and self._out.isatty()):
+                self._text = LogText(self._out.fileno(), is_coloured(self._out))
+            else:
+                self._begun.set()
             self._thread = TASKS.thread("log", self._write_lines)
+
+    @property
+    def for_people(self) -> bool:
+        """Return whether somebody reads this log at a terminal."""
+        return self._text is not None
+
+    def begin(self) -> None:
+        """Write what was logged so far: at a terminal, lines wait until it was said what was started."""
+        self._begun.set()
 
     def record(self, call: Call) -> dict[str, Any] | None:
         """Return the log line of an ended call; None if there is no log."""
@@ -94,6 +112,7 @@ class Log:
 
     def close(self) -> None:
         self._closing = True
+        self._begun.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
@@ -118,6 +137,7 @@ class Log:
 
     def _write_lines(self) -> None:
         assert self._out is not None
+        self._begun.wait()
         while True:
             self._wake.wait()
             if not self._closing:
@@ -128,6 +148,8 @@ class Log:
             while self._lines:
                 lines.append(self._lines.popleft())
             with TASKS.working("log"):
+                if self._text is not None:
+                    lines = self._text.lines(lines)
                 for piece in _pieces(lines, self._piece_bytes_max):
                     self._write(piece)
             if self._closing and not self._lines:

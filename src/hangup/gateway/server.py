@@ -58,6 +58,7 @@ _FIXED = (
     "admin_token_env",
     "admin_names",
     "log",
+    "log_format",
     "ledger",
     "ledger_days",
     "jobs",
@@ -161,6 +162,7 @@ class Server:
         self._catch_signals(loop)
         _tune_collector()
         announce(ports.url_of(data_sock.getsockname(), tls is not None), ports.url_of(admin_sock.getsockname(), False))
+        self._log.begin()
         try:
             await self._stop.wait()
             await self._drain()
@@ -282,7 +284,13 @@ class Server:
         gateway, limits = self.gateway, self.gateway.limits
         if self._jobs_task is not None:
             self._jobs_task.cancel()  # a store that opens now would start items, and the drain would wait for them
-        self._log.event("drain_started", live=len(gateway.registry.live), drain_s=limits.drain_s)
+        live = len(gateway.registry.live)
+        self._log.event("drain_started", live=live, drain_s=limits.drain_s)
+        if live and not self._log.for_people:
+            self._tell(
+                f"draining: {live} live call{'s' * (live != 1)} may finish within {limits.drain_s:g} s; "
+                "a second Ctrl-C or SIGTERM ends them now"
+            )
         gateway.start_drain()
         waits = [TASKS.start("drain", gateway.registry.idle.wait()), TASKS.start("drain", self._force.wait())]
         try:
@@ -393,7 +401,7 @@ def check_reload(old: Settings, new: Settings) -> None:
 
 def open_log(settings: Settings, *, shared: bool = False) -> Log:
     try:
-        return Log(settings.log, settings.limits.log_lines_max, shared=shared)
+        return Log(settings.log, settings.limits.log_lines_max, shared=shared, format=settings.log_format)
     except OSError as error:
         raise HangupError(f"cannot write the log to {settings.log}: {error.strerror or error}") from None
 

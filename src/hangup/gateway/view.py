@@ -278,7 +278,8 @@ _LISTINGS = {DnsListing.NEW: "warming up", DnsListing.MISSING: "not in DNS"}
 
 def _state(load: BackendLoad) -> str:
     health = load.health
-    state = "quarantined" if health.quarantined else "up" if health.up else "down"
+    reach = "up" if health.answered else "no answer yet" if health.up else "down"
+    state = "quarantined" if health.quarantined else reach
     if health.listing is not DnsListing.LISTED:
         state = f"{_LISTINGS[health.listing]}, {state}"
     return f"{'draining' if load.in_flight else 'drained'}, {state}" if health.drained else state

@@ -16,9 +16,15 @@ _INQUIRIES_MAX = 3  # in a row, of a backend that leaves questions unanswered
 _MODELS_BYTES_MAX = 16 * 1024 * 1024  # room for some thousands of LoRA adapters
 
 
-async def watch(backend: Backend, changed: Callable[[Backend, str], None], models_answered: Callable[[Backend], None]) -> None:
-    """Check until cancelled; call `changed` when the backend goes up or down or is recognised, and `models_answered` after each
-    query of its models."""
+async def watch(
+    backend: Backend,
+    changed: Callable[[Backend, str], None],
+    found: Callable[[Backend], None],
+    models_answered: Callable[[Backend], None],
+) -> None:
+    """Check until cancelled; call `changed` when the backend goes up or down or is recognised, `found` when it is known what
+    it is, and `models_answered` after each query of its models."""
+    asked = False
     while True:
         try:
             fault = await check(backend)
@@ -32,12 +38,17 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], model
                 await learn(backend, backend.limits.health_timeout_s)
                 if backend.facts_known and backend.settings.engine == AUTO:
                     changed(backend, f"recognised as {backend.adapter.name}")
+                if backend.facts_known:
+                    found(backend)
                 backend.models_asked_at = None  # another engine may have other models
             await ask_models(backend)
             models_answered(backend)
         elif backend.load.health.apply(HealthEvent.FAILED):
             backend.facts_known = False  # another engine may come up at the same address
             changed(backend, f"down: {fault}")
+        elif not asked:  # one failure is no proof, but whoever starts a gateway wants to know
+            changed(backend, f"does not answer yet: {fault}")
+        asked = True
         await asyncio.sleep(backend.limits.health_interval_s)
 
 

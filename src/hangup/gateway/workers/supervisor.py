@@ -84,6 +84,7 @@ class Supervisor:
                     ports.url_of(self._sockets[0].getsockname(), bool(settings.tls_cert)),
                     ports.url_of(admin_sock.getsockname(), False),
                 )
+                self._log.begin()
                 await self._stop.wait()
                 await self._drain()
                 admin.stop()
