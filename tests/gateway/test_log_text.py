@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
@@ -121,9 +122,9 @@ def test_the_readme_works_as_printed() -> None:
             clients.append(scope["client"])
         first, second = clients
         assert isinstance(first, openai.OpenAI) and isinstance(second, anthropic.Anthropic)
-        hello = [{"role": "user", "content": "Hello"}]
+        hello: list[Any] = [{"role": "user", "content": "Hello"}]
         with first, second:
-            assert first.chat.completions.create(model="any", messages=hello, max_tokens=4).choices  # type: ignore[call-overload]
+            assert first.chat.completions.create(model="any", messages=hello, max_tokens=4).choices
             assert first.responses.create(model="any", input="Hello", max_output_tokens=16).output
             assert first.embeddings.create(model="any", input="Hello", encoding_format="float").data
-            assert second.messages.create(model="any", messages=hello, max_tokens=4).content  # type: ignore[arg-type]
+            assert second.messages.create(model="any", messages=hello, max_tokens=4).content
