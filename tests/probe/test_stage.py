@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from hangup.probe.figures import SOURCES
 from hangup.probe.meet import Speed, long_first_token_time
 from hangup.probe.session import ProbeOptions, ProbeSession
 from hangup.probe.stage import Scene, Stage, Unplayable
+from hangup.probe.verdict import Ruling
 from hangup.probe.watch import StatusLook
 from support.waiting import soon
 
@@ -155,6 +158,43 @@ def test_no_canary_runs_on_when_another_one_cannot_be_sent() -> None:
         assert engine.calls == 1, "the one that was sent has been answered"
 
     play(engine, ProbeBudget(calls_max=1), story)
+
+
+class OneSlot(Engine):
+    """A deaf engine with one slot: computes each answer to its end, however soon its client leaves."""
+
+    def __init__(self, tokens_a_second: float) -> None:
+        super().__init__()
+        self._slot = asyncio.Lock()
+        self._rate = tokens_a_second
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(re.findall(rb"(?i)content-length: (\d+)", head)[0])
+            asked = json.loads(await reader.readexactly(length))["max_tokens"]
+            async with self._slot:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+                for _ in range(max(asked // 10, 1)):
+                    if not writer.is_closing():
+                        writer.write(_TOKEN * 10)
+                    await asyncio.sleep(10 / self._rate)
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+def test_an_engine_with_one_slot_that_became_faster_is_not_taken_for_one_that_stops() -> None:
+    """It was reckoned with 100 tokens a second: abandoned answers now end by themselves at once."""
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        stage.speed = Speed(0.01, 100.0)
+        quiet = QuietTimes((0.01,) * 18)
+        judgement = await EchoTrials(caller, stage, 1, quiet, 1.0).play(CASES["stream-fin"])
+        assert judgement.ruling is Ruling.NEVER, judgement
+
+    play(OneSlot(2000.0), ProbeBudget(), story)
 
 
 def test_how_far_an_answer_is_that_does_not_stream() -> None:

@@ -13,7 +13,7 @@ from hangup.probe.connection import ProbeConnection
 from hangup.probe.echo import Echo, EchoTrial, QuietTimes, echo_of, is_decided, judge_echo, saturates
 from hangup.probe.meet import ANSWER_S, faster, first_token_time
 from hangup.probe.stage import Stage, Unplayable
-from hangup.probe.verdict import Judgement, untold
+from hangup.probe.verdict import Judgement, Ruling, untold
 
 _FREE_TOKENS = 12
 _TICK_S = 0.05
@@ -21,6 +21,8 @@ _LAG_SHARE = 0.1  # of the abandoned answer's rest: a probe that was held up for
 _HELD_UP_MAX = 4  # trials
 _WANTED = 0.65  # of the rest that abandoned answers should have
 _CLOCK_EVENTS = 8
+_FASTER_MAX = 1.5  # than an engine was; its answers then end too soon for a verdict
+_SPEEDS_MAX = 3  # so often a case is played again at a new speed
 _SEARCH_LENGTH = 2  # holders of the search last for so many answers
 
 
@@ -39,6 +41,13 @@ class EchoTrials:
             return untold("an echo tells of one slot; for queues and crowds the engine's figures are needed: --engine-metrics")
         if case.company is Company.BESIDE and self._slots < 2:
             return untold("the engine has one slot: there is no place for another client")
+        for _ in range(_SPEEDS_MAX):
+            judgement = await self._judged(case)
+            if judgement.ruling in (Ruling.UNTOLD, Ruling.NEVER) or await self._answers_last():
+                return judgement
+        return untold("the engine was faster in each trial than before: too unsteady for an echo")
+
+    async def _judged(self, case: Case) -> Judgement:
         trials: list[EchoTrial] = []
         held_up = 0
         while not trials or not is_decided(trials, self._quiet):
@@ -75,6 +84,23 @@ class EchoTrials:
         if canary_s is None:
             raise Unplayable("a canary was not answered after the departure")
         return EchoTrial(canary_s, remaining_s)
+
+    async def _answers_last(self) -> bool:
+        """Return whether answers still take as long as was reckoned; if not, correct the speed.
+
+        An abandoned answer that ended by itself looks like one that was stopped. With several slots the live streams beside
+        it show the engine's pace; with one slot there are none.
+        """
+        if self._slots > 1 or not await self._all_free():
+            return True
+        (call,) = await self._stage.hold(1)
+        try:
+            await call.read_whole(self._stage.patience_s)
+        finally:
+            call.close()
+        reckoned = self._stage.speed.rate
+        self._stage.speed = faster(self._stage.speed, call)
+        return self._stage.speed.rate <= reckoned * _FASTER_MAX
 
     async def _all_free(self) -> bool:
         """Wait until as many canaries as there are slots are answered at once.
