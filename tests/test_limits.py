@@ -147,6 +147,8 @@ RUNS_INTO = {
     "trace_release_s": "admin/test_otlp.py::test_a_zombie_is_told_of_when_no_more_is_waited_for",
     "trace_send_s": "gateway/test_limits_alone.py::test_trace_send_s",
     "counters_interval_s": "gateway/test_bounds.py::TestWhatIsRemembered::test_the_dashboards_history",
+    "metric_label_sets_max": "core/test_accounts.py::TestLabels::test_half_of_them_may_name_models",
+    "metric_histograms_max": "admin/test_call_metrics.py::test_labels_are_bounded",
     "history_looks_max": "gateway/test_bounds.py::TestWhatIsRemembered::test_the_dashboards_history",
     "webhook_s": "gateway/test_limits_alone.py::test_webhook_s",
     "divergence_window_s": "admin/test_ledger_totals.py::test_a_deaf_engine_raises_the_alarm_and_is_named",

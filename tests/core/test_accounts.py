@@ -7,7 +7,8 @@ import pytest
 from hangup.core import reasons, zombie_shares
 from hangup.core.account import FREE, Account, Price, saved, unexplained
 from hangup.core.call import Call
-from hangup.core.ledger import SECONDS, TOKENS, Histogram, Ledger, delivered
+from hangup.core.histogram import SECONDS, TOKENS, Histogram
+from hangup.core.ledger import OTHER, Ledger, delivered
 from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
 
@@ -46,9 +47,11 @@ class TestLedger:
     def test_each_of_its_times_and_sizes_is_in_its_own_histogram(self) -> None:
         ledger = Ledger()
         ledger.record(ended(reasons.COMPLETED))
-        assert (put(ledger.total_s), ledger.total_s.sum) == ({10: 1}, 10.0)
-        assert (put(ledger.queue_s), ledger.queue_s.sum) == ({2.5: 1}, 2.0)
-        assert (put(ledger.first_token_s), ledger.first_token_s.sum) == ({10: 1}, 6.0)
+        (series,) = ledger.series.values()
+        assert (put(series.total_s), series.total_s.sum) == ({10: 1}, 10.0)
+        assert (put(series.queue_s), series.queue_s.sum) == ({2.5: 1}, 2.0)
+        assert (put(series.first_token_s), series.first_token_s.sum) == ({10: 1}, 6.0)
+        assert put(series.gap_s) == {0.001: 1}  # its tokens came all at once
         assert (put(ledger.tokens_out), ledger.tokens_out.sum) == ({16: 1}, 10.0)
         assert (put(ledger.tokens_in), ledger.tokens_in.sum) == ({16: 1}, 7.0)
 
@@ -58,15 +61,92 @@ class TestLedger:
         left.received(1.0)
         left.end(reasons.CLIENT_FIN, 2.0)
         ledger.record(left)
-        assert put(ledger.total_s) == {2.5: 1} and not ledger.tokens
-        assert not (put(ledger.queue_s) or put(ledger.first_token_s) or put(ledger.tokens_in) or put(ledger.tokens_out))
+        (series,) = ledger.series.values()
+        assert put(series.total_s) == {2.5: 1} and not ledger.tokens
+        assert not (put(series.queue_s) or put(series.first_token_s) or put(series.gap_s))
+        assert not (put(ledger.tokens_in) or put(ledger.tokens_out))
 
     def test_what_was_refused_says_nothing_of_how_long_calls_take(self) -> None:
         ledger, refused = Ledger(), Call("id", 0.0)
         refused.tokens_in = 5
         refused.end(reasons.BAD_FIELD, 3.0)
         ledger.record(refused)
-        assert ledger.calls.total() == 1 and not put(ledger.total_s) and not put(ledger.tokens_in)
+        (series,) = ledger.series.values()
+        assert ledger.calls.total() == 1 and not put(series.total_s) and not put(ledger.tokens_in)
+
+    def test_a_gap_is_the_average_of_its_call(self) -> None:
+        ledger, call = Ledger(), ended(reasons.COMPLETED)
+        call.first_token_at, call.progress_at, call.tokens_out = 106.0, 109.0, 4
+        ledger.record(call)
+        (series,) = ledger.series.values()
+        assert series.gap_s.sum == pytest.approx(1.0)
+
+    def test_a_traced_call_is_the_example_of_its_buckets(self) -> None:
+        ledger, plain, traced = Ledger(), ended(reasons.COMPLETED), ended(reasons.COMPLETED)
+        traced.trace_id, traced.span_id = "a" * 32, "b" * 16
+        ledger.record(traced)
+        ledger.record(plain)
+        (series,) = ledger.series.values()
+        for histogram, value in ((series.total_s, 10.0), (series.queue_s, 2.0), (series.first_token_s, 6.0)):
+            (exemplar,) = histogram.exemplars.values()
+            assert exemplar == ("a" * 32, value, 110.0)
+
+    def test_an_engines_refusal_is_not_a_completed_call(self) -> None:
+        ledger = Ledger()
+        for status in (400, 404, 429, 501):
+            call = ended(reasons.COMPLETED, tokens=0, status=status)
+            assert (call.outcome, call.status) == ("engine_refused", status)
+            ledger.record(call)
+        ledger.record(ended(reasons.COMPLETED))
+        assert ledger.calls == {
+            ("openai.chat", "engine_refused", "engine_refused"): 4,
+            ("openai.chat", "completed", "completed"): 1,
+        }
+        own = Call("id", 0.0)  # answered by the gateway itself, say with 404 for a job that does not exist
+        own.received(0.0)
+        own.client_answer_began(404)
+        own.end(reasons.COMPLETED, 1.0)
+        assert own.outcome == "completed"
+
+
+def of(model: str, tenant: str = "ann", backend: str = "gpu", *, served: bool = True) -> Call:
+    call = ended(reasons.COMPLETED if served else reasons.CLIENT_FIN, tokens=served, status=200 if served else 499)
+    call.model, call.tenant, call.backend = model, tenant, backend
+    return call
+
+
+class TestLabels:
+    """metric_label_sets_max"""
+
+    def test_half_of_them_may_name_models(self) -> None:
+        ledger = Ledger(8)
+        for n in range(100):
+            ledger.record(of(f"m{n}"))
+        models = [series.labels.model for series in ledger.series.values()]
+        assert models == ["m0", "m1", "m2", "m3", OTHER]
+        assert ledger.calls.total() == 100
+
+    def test_then_tenants_and_backends_get_the_rest_and_one_set_per_route_takes_what_is_beyond(self) -> None:
+        ledger = Ledger(8)
+        for n in range(100):
+            ledger.record(of("m", f"tenant-{n}", f"gpu-{n}"))
+        assert len(ledger.series) == 9 and ledger.calls.total() == 100
+        assert list(ledger.series)[-1] == ("openai.chat", OTHER, OTHER, OTHER)
+        assert sum(ledger.series["openai.chat", OTHER, OTHER, OTHER].ends.values()) == 92
+
+    def test_a_name_that_no_backend_serves_takes_no_place(self) -> None:
+        ledger = Ledger(8)
+        for n in range(100):
+            ledger.record(of(f"typo-{n}", served=False))
+        assert [series.labels.model for series in ledger.series.values()] == [OTHER]
+        ledger.record(of("served"))
+        ledger.record(of("served", backend="", served=False))  # shed: no backend got it, but the model is known
+        assert ("openai.chat", "ann", "served", "") in ledger.series
+
+    def test_half_a_character_can_be_shown(self) -> None:
+        ledger = Ledger()
+        ledger.record(of("\ud800"))
+        assert [series.labels.model for series in ledger.series.values()] == ["?"]
 
     @pytest.mark.parametrize(
         ("reason", "stream", "status", "got"),

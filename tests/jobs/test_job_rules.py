@@ -54,7 +54,7 @@ def test_every_end_of_a_call_means_something_for_its_item(code: str, status: int
         assert what is (AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN), "it had no turn yet"
     if what is AfterEffects.AGAIN:
         assert not stopping, "a job that is being cancelled starts nothing anew"
-        no_room = reason.outcome is Outcome.COMPLETED and status == 429
+        no_room = reason.outcome is Outcome.ENGINE_REFUSED and status == 429
         assert no_room or reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.PREEMPTED
     if what is AfterEffects.SUCCEEDED:
         assert 200 <= status < 300 or reason is reasons.OUTPUT_TOKENS
@@ -69,9 +69,9 @@ AFTER: list[tuple[reasons.Reason, int, bool, int, AfterEffects]] = [
     (reasons.COMPLETED, 299, True, 0, AfterEffects.SUCCEEDED),
     (reasons.COMPLETED, 300, False, 0, AfterEffects.ERRORED),
     (reasons.COMPLETED, 199, False, 0, AfterEffects.ERRORED),
-    (reasons.COMPLETED, 422, False, 0, AfterEffects.ERRORED),
-    (reasons.COMPLETED, 429, False, 9, AfterEffects.AGAIN),
-    (reasons.COMPLETED, 429, True, 0, AfterEffects.CANCELLED),
+    (reasons.ENGINE_REFUSED, 422, False, 0, AfterEffects.ERRORED),
+    (reasons.ENGINE_REFUSED, 429, False, 9, AfterEffects.AGAIN),
+    (reasons.ENGINE_REFUSED, 429, True, 0, AfterEffects.CANCELLED),
     (reasons.OUTPUT_TOKENS, 200, False, 0, AfterEffects.SUCCEEDED),
     (reasons.TOTAL_TIME, 504, False, 0, AfterEffects.ERRORED),
     (reasons.CLIENT_FIN, 499, False, 0, AfterEffects.CANCELLED),

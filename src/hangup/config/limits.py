@@ -334,8 +334,19 @@ class BackendLimits(ReaperLimits, HealthLimits, EngineLimits):
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class ReportLimits:
-    """Limits on the ledger, the traces, and the divergence alarm."""
+    """Limits on the ledger, the metrics, the traces, and the divergence alarm."""
 
+    metric_label_sets_max: int = limit(
+        1000,
+        "Maximum sets of route, tenant, model and backend that hangup_calls_total has; half of them may name a model, and calls"
+        " beyond are counted under the name other.",
+        least=2,
+    )
+    metric_histograms_max: int = limit(
+        64,
+        "Maximum pairs of model and backend that each histogram of calls has; calls beyond are counted under the name other.",
+        least=1,
+    )
     ledger_flush_s: float = limit(
         1.0, "Pause between two writes of the ledger; a killed process loses at most this much.", least=0.05
     )

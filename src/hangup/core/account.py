@@ -9,7 +9,8 @@ from hangup.core.call import Call
 from hangup.core.ledger import delivered
 from hangup.core.reasons import Outcome
 
-_COMPLETED = Outcome.COMPLETED  # Python 3.11 takes as long for a member of an enum as for a function call
+# Python 3.11 takes as long for a member of an enum as for a function call.
+_COMPLETED, _ENGINE_REFUSED = Outcome.COMPLETED, Outcome.ENGINE_REFUSED
 ZOMBIE = "zombie"  # the cause for tokens that no call's end explains
 # Outcomes that spare the engine the rest of an answer.
 _SPARING = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED, Outcome.DRAINED])
@@ -53,7 +54,7 @@ class Account:
         self.tokens_in += call.tokens_in or 0
         self.engine_s += engine_s
         self.money += money
-        if outcome is _COMPLETED:
+        if outcome is _COMPLETED or outcome is _ENGINE_REFUSED:
             self.tokens_delivered += tokens
             return
         got = delivered(call)

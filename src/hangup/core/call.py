@@ -306,6 +306,8 @@ class Call:
         tell = self._what_to_tell(reason)
         if tell is _STATUS or (not self.status and tell is _NOTHING):
             self.status = reason.status
+        if self.status >= 400 and reason is reasons.COMPLETED and self.sent_at is not None:
+            reason = reasons.ENGINE_REFUSED  # the client has the whole answer, but it is an error
         self.phase = ENDED
         self.reason = reason
         self.detail = detail

@@ -135,10 +135,12 @@ def after(reason: Reason, status: int, *, stopping: bool, failures: int, failure
     if reason is reasons.PREEMPTED:
         return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
     match reason.outcome:
-        case Outcome.COMPLETED if status == TOO_MANY:  # the engine has no room now, which says nothing about the item
+        case Outcome.ENGINE_REFUSED if status == TOO_MANY:  # the engine has no room now, which says nothing about the item
             return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
         case Outcome.COMPLETED:
             return AfterEffects.SUCCEEDED if 200 <= status < 300 else AfterEffects.ERRORED
+        case Outcome.ENGINE_REFUSED:
+            return AfterEffects.ERRORED
         case Outcome.CLIENT_GONE:
             return AfterEffects.CANCELLED
         case Outcome.KILLED:

@@ -1,67 +1,136 @@
-"""`Ledger`: totals of where every call and every token went, kept in memory for the metrics."""
+"""`Ledger`: totals of where every call and every token went, kept in memory for the metrics.
+
+Calls are counted by route, tenant, model and backend. The number of such sets is bounded, because clients choose the names of
+models: beyond the bound, a call is counted under the name `other`.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from typing import NamedTuple
 
 from hangup.core.call import Call
-from hangup.core.reasons import Outcome
+from hangup.core.histogram import TOKENS, Histogram
+from hangup.core.reasons import Outcome, Reason
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-
-TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
-
+OTHER = "other"  # stands for all names beyond the bound
+LABEL_SETS_MAX, HISTOGRAMS_MAX = 1000, 64
 
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_COMPLETED, _REFUSED = Outcome.COMPLETED, Outcome.REFUSED
+_COMPLETED, _REFUSED, _CAP, _ENGINE_REFUSED = Outcome.COMPLETED, Outcome.REFUSED, Outcome.CAP, Outcome.ENGINE_REFUSED
 
 
-class Histogram:
-    """Counts by upper bound; the last bucket holds everything above."""
+class Labels(NamedTuple):
+    """What calls are counted by. `backend` is empty if no backend got the call."""
 
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    route: str
+    tenant: str
+    model: str
+    backend: str
 
 
-@dataclass(slots=True)
+class CallSeries:
+    """Counters and histograms of the calls of one route, tenant, model and backend."""
+
+    __slots__ = ("ends", "first_token_s", "gap_s", "labels", "queue_s", "total_s")
+
+    def __init__(self, labels: Labels) -> None:
+        self.labels = labels
+        self.ends: defaultdict[tuple[Reason, int], int] = defaultdict(int)  # reason, first digit of the status
+        self.first_token_s = Histogram()
+        self.gap_s = Histogram()  # a call's average time between two tokens
+        self.queue_s = Histogram()
+        self.total_s = Histogram()
+
+    def show(self, call: Call) -> None:
+        """Keep a traced call as an example."""
+        assert call.ended_at is not None
+        at, trace, first, sent = call.ended_at, call.trace_id, call.first_token_at, call.sent_at
+        self.total_s.show(trace, at - call.started_at, at)
+        if sent is not None and call.received_at is not None:
+            self.queue_s.show(trace, sent - call.received_at, at)
+        if first is not None and call.outcome is not _ENGINE_REFUSED:
+            self.first_token_s.show(trace, first - call.started_at, at)
+            if call.tokens_out > 1:
+                self.gap_s.show(trace, (call.progress_at - first) / (call.tokens_out - 1), at)
+
+
 class Ledger:
     """The gateway's totals. `record` is called once for each call, at its end."""
 
-    calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # route, outcome, cause
-    tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # tenant, backend, delivered | wasted | zombie
-    first_token_s: Histogram = field(default_factory=Histogram)
-    total_s: Histogram = field(default_factory=Histogram)
-    queue_s: Histogram = field(default_factory=Histogram)
-    tokens_out: Histogram = field(default_factory=lambda: Histogram(TOKENS))
-    tokens_in: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    def __init__(self, label_sets_max: int = LABEL_SETS_MAX, histograms_max: int = HISTOGRAMS_MAX) -> None:
+        self.histograms_max = histograms_max  # pairs of model and backend that the metrics show apart
+        self.series: dict[tuple[str, str, str, str], CallSeries] = {}  # by `Labels`, oldest first
+        self.tokens: Counter[tuple[str, str, str]] = Counter()  # tenant, backend, delivered | wasted | zombie
+        self.tokens_out = Histogram(TOKENS)
+        self.tokens_in = Histogram(TOKENS)
+        self._label_sets_max = label_sets_max
+        self._models: set[str] = set()  # those that a backend has served
+
+    @property
+    def calls(self) -> Counter[tuple[str, str, str]]:
+        """Return the number of calls by route, outcome and cause."""
+        calls: Counter[tuple[str, str, str]] = Counter()
+        for series in self.series.values():
+            for (reason, _), count in series.ends.items():
+                calls[series.labels.route, reason.outcome, reason.code] += count
+        return calls
 
     def record(self, call: Call) -> None:
         reason = call.reason
         assert reason is not None and call.ended_at is not None
-        self.calls[call.route, reason.outcome, reason.code] += 1
+        try:
+            series = self.series[call.route, call.tenant, call.model, call.backend]
+        except KeyError:
+            series = self._new_series(call)
+        series.ends[reason, call.status // 100] += 1
         if call.tokens_out:
             fate = "delivered" if delivered(call) else "wasted"
             self.tokens[call.tenant, call.backend, fate] += call.tokens_out
         if reason.outcome is _REFUSED:
             return
-        self.total_s.observe(call.ended_at - call.started_at)
+        series.total_s.observe(call.ended_at - call.started_at)
         if call.sent_at is not None and call.received_at is not None:
-            self.queue_s.observe(call.sent_at - call.received_at)
+            series.queue_s.observe(call.sent_at - call.received_at)
         if call.tokens_in is not None:
             self.tokens_in.observe(call.tokens_in)
-        if call.first_token_at is not None:
+        first = call.first_token_at
+        if first is not None and reason.outcome is not _ENGINE_REFUSED:  # an error has no tokens
             self.tokens_out.observe(call.tokens_out)
-            self.first_token_s.observe(call.first_token_at - call.started_at)
+            series.first_token_s.observe(first - call.started_at)
+            if call.tokens_out > 1:
+                series.gap_s.observe((call.progress_at - first) / (call.tokens_out - 1))
+        if call.span_id:
+            series.show(call)
+
+    def _new_series(self, call: Call) -> CallSeries:
+        """Return the series of a call that is the first of its kind, or goes under another name."""
+        labels = self._labels(call)
+        series = self.series.get(labels)
+        if series is None:
+            series = self.series[labels] = CallSeries(labels)
+        return series
+
+    def _labels(self, call: Call) -> Labels:
+        """Return the names under which a call is counted.
+
+        A model has a name of its own once a backend has served it, so that clients' typing errors take nobody's place. Names of
+        models get half of the sets: tenants and backends, which the operator chose, need some for themselves.
+        """
+        count = len(self.series)
+        model = call.model.encode("utf-8", "replace").decode()  # half a character cannot be shown
+        served = 200 <= call.status < 300 or (call.first_token_at is not None and call.outcome is not _ENGINE_REFUSED)
+        if served and count < self._label_sets_max // 2:
+            self._models.add(model)
+        if model and model not in self._models:
+            model = OTHER
+        labels = Labels(call.route, call.tenant, model, call.backend)
+        if labels in self.series or count < self._label_sets_max // 2:
+            return labels
+        labels = Labels(call.route, call.tenant, model and OTHER, call.backend)
+        if labels in self.series or count < self._label_sets_max:
+            return labels
+        return Labels(call.route, OTHER, OTHER, OTHER)
 
 
 def delivered(call: Call) -> bool:
@@ -73,4 +142,4 @@ def delivered(call: Call) -> bool:
     if call.stream:
         return True
     outcome = call.outcome
-    return outcome is _COMPLETED or (outcome is Outcome.CAP and call.status == 200)
+    return outcome is _COMPLETED or outcome is _ENGINE_REFUSED or (outcome is _CAP and call.status == 200)

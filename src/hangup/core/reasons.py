@@ -18,6 +18,7 @@ class Outcome(StrEnum):
     CAP = "cap"
     SHED = "shed"
     ENGINE_FAILED = "engine_failed"
+    ENGINE_REFUSED = "engine_refused"
     REFUSED = "refused"
     KILLED = "killed"
     DRAINED = "drained"
@@ -127,6 +128,14 @@ ENGINE_REDIRECT = _reason("engine_redirect", Outcome.ENGINE_FAILED, 502, "The en
 ENGINE_CANCELLED = _reason("engine_cancelled", Outcome.ENGINE_FAILED, 502, "The engine cancelled the answer before its end.")
 ENGINE_WEDGED = _reason("engine_wedged", Outcome.ENGINE_FAILED, 503, "The engine is stuck: none of its calls makes progress.")
 ENGINE_ERROR = _reason("engine_error", Outcome.ENGINE_FAILED, 502, "The engine failed.")
+
+# The client has the engine's own answer, with the engine's own status.
+ENGINE_REFUSED = _reason(
+    "engine_refused",
+    Outcome.ENGINE_REFUSED,
+    400,
+    "The engine refused the request; the client got its answer and its status, such as 400, 404 or 429.",
+)
 
 # Refused because of the client's request, not because of our state.
 MALFORMED = _reason("malformed", Outcome.REFUSED, 400, "The request is not valid HTTP.", False)

@@ -27,6 +27,11 @@ _OPERATIONS = {
 }
 
 
+def operation_of(route: str) -> str:
+    """Return what OpenTelemetry calls the operation of a route; "" if it is not inference."""
+    return _OPERATIONS.get(route.partition(".")[2], "")
+
+
 def settled(call: Call) -> bool:
     """Return whether everything that a trace shows about an ended call is known: its engine has stopped, or will not say."""
     return call.stop_state not in (StopState.PENDING, StopState.ZOMBIE)
@@ -48,7 +53,7 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
             **more,
         }
 
-    operation = _OPERATIONS.get(call.route.partition(".")[2], "")
+    operation = operation_of(call.route)
     failed = call.reason.outcome is not Outcome.COMPLETED
     whole = span(
         f"{operation or call.route or 'unknown'} {call.model}".strip(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hangup.config import ReportLimits
 from hangup.core.account import FREE, Entry, Price, entry, saved
 from hangup.core.admission import Ticket
 from hangup.core.call import Call
@@ -22,8 +23,8 @@ Cost = tuple[float, float, Price]  # engine time (s), expected output tokens, pr
 class Accounting:
     """Keeps the counters of this process, and passes each ended call to the log, the trace and the ledger."""
 
-    def __init__(self, lines: CallLines, store: LedgerStore | None, tracer: Tracer | None) -> None:
-        self.ledger = Ledger()
+    def __init__(self, lines: CallLines, store: LedgerStore | None, tracer: Tracer | None, limits: ReportLimits) -> None:
+        self.ledger = Ledger(limits.metric_label_sets_max, limits.metric_histograms_max)
         self.store = store
         self.tracer = tracer
         self.lines = lines

@@ -130,6 +130,8 @@ class CallFlow(ClientRequest):
         if len(model) > self.limits.name_bytes_max:  # not checked before, if nothing else in the body is read
             self.end(reasons.BAD_FIELD, name_too_long(self.limits))
             return
+        if not self.call.model:  # it has one if the body was parsed
+            self.call.model = model or request.named_model(self.limits.name_bytes_max)
         self.wanted = wanted_of(self.api.family, model, self.wanted.home)
         found = routing.find(self.wanted)
         if found.alias:

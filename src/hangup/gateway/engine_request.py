@@ -115,6 +115,12 @@ class EngineRequest:
             return ""
         return model_field.find(self._body, self._head.fields.get(b"content-type", b""), self._head.query)
 
+    def named_model(self, most: int) -> str:
+        """Return the requested model for the log, the metrics and the trace; "" if its name has more than `most` characters."""
+        head = self._head
+        name = model_field.glance(self._body, head.fields.get(b"content-type", b""), head.query)
+        return name if len(name) <= most else ""
+
     def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:
         """Return path, body and query for this engine; None as query stands for the client's own."""
         head, body = self._head, self._body
@@ -195,6 +201,9 @@ class GenerationRequest(EngineRequest):
     # For the engine
 
     def model(self, *, search: bool) -> str:
+        return self.ask.model
+
+    def named_model(self, most: int) -> str:
         return self.ask.model
 
     def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:

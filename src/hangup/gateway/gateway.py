@@ -61,7 +61,7 @@ class Gateway:
         self.backends = Backends(loop, log, dials)
         self.placement = Placement(limits, self.backends, loop, shares_slots=shares_slots)
         lines = CallLines(log, loop, lambda: self.limits.log_wait_s)
-        self.accounting = Accounting(lines, store, tracer)
+        self.accounting = Accounting(lines, store, tracer, limits)
         self.stopping = Stopping(self.registry.live, self.placement, log, lines, limits.zombie_stories_max)
         self.routing = Routing(self.backends, loop, log, self.placement.regroup)
         self.uploads = Uploads()

@@ -21,7 +21,7 @@ from hangup.config import ClientLimits, Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
 from hangup.core.clocks import Backoff
-from hangup.core.ledger import Histogram
+from hangup.core.histogram import Histogram
 from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.guard import Policy
@@ -71,6 +71,8 @@ _FIXED_LIMITS = (
     "client_silence_s",
     "ended_calls_max",
     "history_looks_max",
+    "metric_label_sets_max",
+    "metric_histograms_max",
     "log_lines_max",
     "ledger_flush_s",
     "ledger_accounts_max",

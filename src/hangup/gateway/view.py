@@ -15,7 +15,8 @@ from hangup.config import ReaperLimits
 from hangup.core import reasons
 from hangup.core.admission import BackendLoad, DnsListing
 from hangup.core.call import Call, Phase
-from hangup.core.ledger import Histogram, Ledger
+from hangup.core.histogram import Histogram
+from hangup.core.ledger import Ledger
 from hangup.gateway.admin.view import JobsView, Killed
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.client_request import FlowPorts

@@ -6,67 +6,34 @@ Every metric is listed in docs/metrics.md, which a test compares with this file'
 from __future__ import annotations
 
 import math
-from collections import Counter
+import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from hangup import __version__
-from hangup.core.call import Phase
 from hangup.core.jobs import ItemState, JobStatus, Kind
-from hangup.core.ledger import Histogram
 from hangup.core.reaper import STEPS
+from hangup.gateway.admin import call_metrics
+from hangup.gateway.admin.call_metrics import histogram
 from hangup.gateway.admin.view import GatewayView
 
 
 class GatewayCollector(Collector):
     def __init__(self, view: GatewayView) -> None:
         self._view = view
+        self._wall_offset_s = time.time() - time.monotonic()
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._calls()
+        yield from call_metrics.collect(self._view, self._wall_offset_s)
         yield from self._backends()
         yield from self._engines()
         yield from self._reaper()
         yield from self._jobs()
         yield from self._process()
-
-    def _calls(self) -> Iterator[Metric]:
-        ledger = self._view.ledger
-        calls = CounterMetricFamily(
-            "hangup_calls", "Calls ended, by route, outcome and cause.", labels=["route", "outcome", "cause"]
-        )
-        for (route, outcome, cause), count in ledger.calls.items():
-            calls.add_metric([route, outcome, cause], count)
-        yield calls
-        tokens = CounterMetricFamily(
-            "hangup_output_tokens",
-            "Output tokens by result: delivered, wasted or zombie.",
-            labels=["tenant", "backend", "result"],
-        )
-        for (tenant, backend, result), count in ledger.tokens.items():
-            tokens.add_metric([tenant, backend, result], count)
-        yield tokens
-        live = GaugeMetricFamily("hangup_calls_live", "Calls in progress, by phase.", labels=["phase"])
-        phases = Counter(self._view.phases())
-        for phase in Phase:
-            if phase is not Phase.ENDED:
-                live.add_metric([phase.value], phases[phase])
-        yield live
-        yield GaugeMetricFamily("hangup_queue_depth", "Calls waiting in the queue for a backend.", self._view.queue_depth())
-        yield _histogram(
-            "hangup_first_token_seconds",
-            "Time to first token: from a call's first byte to its first token.",
-            ledger.first_token_s,
-        )
-        yield _histogram(
-            "hangup_queue_seconds", "Time in the queue: from a complete request to its dispatch to a backend.", ledger.queue_s
-        )
-        yield _histogram("hangup_call_seconds", "Duration of a call, from its first byte to its end.", ledger.total_s)
-        yield _histogram("hangup_call_output_tokens", "Output tokens per call, of calls that had any.", ledger.tokens_out)
-        yield _histogram("hangup_call_prompt_tokens", "Prompt tokens per call, as the engine reported them.", ledger.tokens_in)
 
     def _backends(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("hangup_backend_up", "1 while the backend is up.", labels=["backend"])
@@ -169,7 +136,7 @@ class GatewayCollector(Collector):
             for step in STEPS:
                 steps.add_metric([backend, step], reaper.steps[backend, step])
         yield steps
-        yield _histogram(
+        yield histogram(
             "hangup_release_seconds", "From a call's end until the engine confirmed that the work is gone.", reaper.release_s
         )
 
@@ -253,7 +220,7 @@ class GatewayCollector(Collector):
         yield GaugeMetricFamily(
             "hangup_loop_stall_max_seconds", "Longest time that the event loop was blocked.", self._view.longest_stall_s()
         )
-        yield _histogram("hangup_loop_lag_seconds", "Event loop lag: how late its timers fired.", self._view.loop_lag())
+        yield histogram("hangup_loop_lag_seconds", "Event loop lag: how late its timers fired.", self._view.loop_lag())
         build = GaugeMetricFamily("hangup_build_info", "Always 1; the label has the running version.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
@@ -279,19 +246,14 @@ class GatewayCollector(Collector):
         yield busy
 
 
-def _histogram(name: str, doc: str, histogram: Histogram) -> HistogramMetricFamily:
-    buckets, total = [], 0
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
-    return HistogramMetricFamily(name, doc, buckets=buckets, sum_value=histogram.sum)
-
-
 def registry(view: GatewayView) -> CollectorRegistry:
     collectors = CollectorRegistry(auto_describe=False)
     collectors.register(GatewayCollector(view))
+    ProcessCollector(registry=collectors)
     return collectors
 
 
-def render(collectors: CollectorRegistry) -> bytes:
-    return generate_latest(collectors)
+def render(collectors: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return the page and its content type: OpenMetrics, which has exemplars, or Prometheus' older text."""
+    encode, content_type = choose_encoder(accept)
+    return encode(collectors), content_type

@@ -9,7 +9,6 @@ from functools import partial
 from importlib.resources import files
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -51,7 +50,8 @@ def make_app(view: GatewayView, policy: Policy) -> Starlette:
         return PlainTextResponse("\n".join(lines) + "\n", 200 if why_not is None else 503)
 
     async def metrics_page(request: Request) -> Response:
-        return Response(metrics.render(collectors), media_type=CONTENT_TYPE_LATEST)
+        body, kind = metrics.render(collectors, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
 
     async def fault(request: Request, error: Exception) -> Response:
         view.fault(error)

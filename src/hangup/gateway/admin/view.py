@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from hangup.core.admission import BackendLoad
 from hangup.core.call import Call, Phase
-from hangup.core.ledger import Histogram, Ledger
+from hangup.core.histogram import Histogram
+from hangup.core.ledger import Ledger
 from hangup.tasks import LongTask
 
 

@@ -403,7 +403,7 @@ class ItemRunner:
 
 def _as_shed(entry: Entry, reason: Reason) -> Entry:
     """Return a retried answer's entry as shed: an engine without room completed nothing, though its answer was complete."""
-    return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
+    return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.ENGINE_REFUSED else entry
 
 
 def _stopped_state(item: ItemClient) -> ItemState:

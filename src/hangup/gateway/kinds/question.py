@@ -114,6 +114,7 @@ class EngineQuestion(ForwardedRequest):
             self.end(reasons.COMPLETED)
             return
         engine_request = EngineRequest(self.api, request.head, body)
+        self.call.model = engine_request.named_model(self.limits.name_bytes_max)
         self._find_eligible(engine_request)
         backend = self._choose()
         if backend is None:

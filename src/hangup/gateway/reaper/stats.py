@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol
 
-from hangup.core.ledger import Histogram
+from hangup.core.histogram import Histogram
 from hangup.core.reaper import PendingStop, PendingStops
 from hangup.gateway.backends.backend import Backend
 

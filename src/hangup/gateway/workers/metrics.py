@@ -24,7 +24,7 @@ _MOST = frozenset(
         "hangup_thread_busy_seconds",
     ]
 )
-_LEAST = frozenset(["hangup_backend_drained", "hangup_backend_up"])
+_LEAST = frozenset(["hangup_backend_drained", "hangup_backend_up", "process_max_fds", "process_start_time_seconds"])
 
 
 @dataclass(slots=True)
