@@ -423,9 +423,9 @@ class TestTwo:
                 begun = asyncio.get_running_loop().time()
                 real = one.store.do
 
-                async def do(work: Callable[[], Any], *, grouped: bool = False) -> Any:
+                async def do(work: Callable[[], Any]) -> Any:
                     await disk_works.wait()
-                    return await real(work, grouped=grouped)
+                    return await real(work)
 
                 one.store.do = do  # type: ignore[method-assign]
                 reading = asyncio.create_task(one._read_changes(begun + 1))

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from typing import Any
 
 import httpx
 import pytest
@@ -23,11 +24,11 @@ from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import HangupError, Refusal
 from hangup.gateway.jobs.workers import this_host
 from hangup.gateway.store import postgresql
-from hangup.gateway.store.jobs import Claim, Job, JobStore, NewItem, Used
+from hangup.gateway.store.jobs import Claim, Job, JobStore, NewItem, NewJob, Used
 from hangup.gateway.store.jobs.postgresql import MIGRATIONS
 from hangup.gateway.store.postgresql import without_password
-from hangup.gateway.store.worker_thread import StoreFailed
-from support.job_registry import CALL, FakeGateway, answered, open_registry
+from hangup.gateway.store.worker_thread import GroupedWork, StoreFailed
+from support.job_registry import CALL, FakeGateway, answered, items, open_registry
 from support.jobs import start_job, wait_job
 from support.postgresql import LOCKED_USER, PostgresServer, postgres_server
 from support.processes import Gateway, Process, StandIn
@@ -96,7 +97,7 @@ class TestOpening:
         name = url.rpartition("/")[2]
         server.execute("UPDATE hangup.version SET version = 99", name)
         text = refusal_of(url)
-        assert text.startswith("never: ") and "newer version of hangup (jobs: schema 99, here 1)" in text
+        assert text.startswith("never: ") and f"newer version of hangup (jobs: schema 99, here {len(MIGRATIONS)})" in text
 
     def test_without_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -205,10 +206,10 @@ class TestServerGoes:
 
         async def run() -> None:
             async with opened(server.new_database()) as (store,):
-                await store.do(lambda: submitted(store, "job_a"), grouped=True)
+                await store.do(lambda: submitted(store, "job_a"))
                 await asyncio.to_thread(server.stop)
                 await asyncio.to_thread(server.start)
-                await store.do(lambda: submitted(store, "job_b"), grouped=True)
+                await store.do(lambda: submitted(store, "job_b"))
                 assert [job.id for job in await store.do(store.jobs.active)] == ["job_a", "job_b"]
 
         asyncio.run(run())
@@ -216,7 +217,7 @@ class TestServerGoes:
     def test_a_crash_loses_nothing_that_was_acknowledged(self, server: PostgresServer) -> None:
         async def run() -> None:
             async with opened(server.new_database()) as (store,):
-                job = await store.do(lambda: submitted(store, "job_a"), grouped=True)
+                job = await store.do(lambda: submitted(store, "job_a"))
                 await asyncio.to_thread(partial(server.stop, crash=True))
                 with pytest.raises(StoreFailed):
                     await store.do(store.jobs.active)
@@ -224,6 +225,10 @@ class TestServerGoes:
                 assert [found.key for found in await store.do(store.jobs.active)] == [job.key]
 
         asyncio.run(run())
+
+
+def new_job(id: str) -> NewJob:
+    return NewJob(id, Kind.CALL, "ann", 1.0, {}, [NewItem("", "/", b"{}")])
 
 
 def submitted(store: JobStore, id: str, count: int = 1) -> Job:
@@ -243,19 +248,54 @@ def test_an_id_that_postgresql_cannot_store_is_not_found(server: PostgresServer)
 
 
 class TestTogether:
-    def test_what_one_piece_of_work_breaks_the_others_keep(self, server: PostgresServer) -> None:
+    def test_what_one_submission_breaks_the_others_keep(self, server: PostgresServer) -> None:
         async def run() -> None:
             async with opened(server.new_database()) as (store,):
+                await store.do(lambda: submitted(store, "job_x"))
+                work = [GroupedWork(store.jobs.submit_all, new_job(id)) for id in ("job_a", "job_x", "job_b")]
+                results = await asyncio.gather(*(store.do(piece) for piece in work), return_exceptions=True)
+                assert "job_id_key" in str(results[1]), "its id is taken"
+                assert [job.id for job in await store.do(store.jobs.active)] == ["job_x", "job_a", "job_b"]
+                assert (await store.do(lambda: store.jobs.used("ann"))).jobs == 3
 
-                def broken() -> None:
-                    submitted(store, "job_x")
-                    raise ValueError("of its own")
+        asyncio.run(run())
 
-                work = [lambda: submitted(store, "job_a"), broken, lambda: submitted(store, "job_b")]
-                results = await asyncio.gather(*(store.do(piece, grouped=True) for piece in work), return_exceptions=True)
-                assert isinstance(results[1], ValueError)
-                assert [job.id for job in await store.do(store.jobs.active)] == ["job_a", "job_b"]
-                assert (await store.do(lambda: store.jobs.used("ann"))).jobs == 2
+    def test_many_submissions_take_as_many_round_trips_as_one(self, server: PostgresServer) -> None:
+        async def run() -> None:
+            store = JobStore(server.new_database())
+            async with open_registry(store, FakeGateway(room=0), ticks=False) as registry:
+                statements: list[str] = []
+                connection: Any = store._database.db
+                execute, may_go_on = connection.execute, threading.Event()
+
+                def counted(statement: str, *values: Any) -> Any:
+                    statements.append(statement)
+                    return execute(statement, *values)
+
+                connection.execute = counted
+                waiting = asyncio.create_task(store.do(lambda: may_go_on.wait(60)))  # all of them arrive meanwhile
+                jobs = [
+                    asyncio.create_task(registry.submit(f"job_{n}", Kind.CALL, f"t{n % 3}", CALL, items(1), lease_s=600))
+                    for n in range(50)
+                ]
+                await soon(lambda: len(store._database._work) == 50)
+                may_go_on.set()
+                assert await waiting
+                submitted = await asyncio.gather(*jobs)
+                assert [job.id for job in submitted] == [f"job_{n}" for n in range(50)]
+                assert sorted(job.key for job in submitted) == [job.key for job in submitted], "in the order of their arrival"
+                inserts = [statement for statement in statements if "INSERT INTO job" in statement]
+                assert len(inserts) == 1
+                found = await store.do(lambda: [store.jobs.get(job.key) for job in submitted])
+                assert [(job.id, job.tenant, job.tally.total, job.about) for job in found] == [
+                    (job.id, job.tenant, 1, job.about) for job in submitted
+                ]
+                assert (await store.do(lambda: store.jobs.used_by(["t0", "t1", "t2", "none"]))) == {
+                    "t0": Used(17, 17, 34),
+                    "t1": Used(17, 17, 34),
+                    "t2": Used(16, 16, 32),
+                    "none": Used(0, 0, 0),
+                }
 
         asyncio.run(run())
 

@@ -109,11 +109,11 @@ class TestTheLastWrite:
         class Locked(JobStore):
             calls = 0
 
-            async def do(self, work: Callable[[], Any], *, grouped: bool = True) -> Any:
+            async def do(self, work: Callable[[], Any]) -> Any:
                 self.calls += 1
                 if self.calls > 1:  # it can still register
                     raise worker_thread.StoreLocked("database is locked")
-                return await super().do(work, grouped=grouped)
+                return await super().do(work)
 
         async def run() -> None:
             host, store = FakeGateway(), Locked("")

@@ -22,7 +22,7 @@ from hangup.errors import Refusal
 from hangup.gateway.jobs import registry as module
 from hangup.gateway.store.database import Database
 from hangup.gateway.store.jobs import Claim, JobStore
-from hangup.gateway.store.worker_thread import StoreFailed
+from hangup.gateway.store.worker_thread import GroupedWork, StoreFailed
 from hangup.tasks import TASKS
 from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
 from support.jobs import client, line, start_batch, start_job, wait_job
@@ -40,11 +40,11 @@ class FailingStore(JobStore):
         self.broken: Callable[[], Exception] = lambda: StoreFailed("the disk is full")
         self.calls = 0
 
-    async def do(self, work: Callable[[], Any], *, grouped: bool = False) -> Any:
+    async def do(self, work: Callable[[], Any]) -> Any:
         self.calls += 1
         if self.fails:
             raise self.broken()
-        return await super().do(work, grouped=grouped)
+        return await super().do(work)
 
 
 def test_a_refused_job_that_is_stored_after_all_does_not_run(store_path: str) -> None:
@@ -53,9 +53,9 @@ def test_a_refused_job_that_is_stored_after_all_does_not_run(store_path: str) ->
     class Uncertain(JobStore):
         loses = True
 
-        async def do(self, work: Callable[[], Any], *, grouped: bool = False) -> Any:
-            result = await super().do(work, grouped=grouped)
-            if grouped and self.loses:
+        async def do(self, work: Callable[[], Any]) -> Any:
+            result = await super().do(work)
+            if isinstance(work, GroupedWork) and self.loses:
                 self.loses = False
                 raise StoreFailed("the connection was lost")
             return result
@@ -244,8 +244,8 @@ class TestLost:
         class LosingStore(FailingStore):
             loses = True
 
-            async def do(self, work: Callable[[], Any], *, grouped: bool = False) -> Any:
-                result = await super().do(work, grouped=grouped)
+            async def do(self, work: Callable[[], Any]) -> Any:
+                result = await super().do(work)
                 if self.loses and type(result) is list and result and isinstance(result[0], Claim):
                     self.loses = False
                     raise StoreFailed("the disk is full")

@@ -127,7 +127,7 @@ class Batches:
             raise StopReading  # cancelled meanwhile, or taken over by another worker
         items = lines.feed(piece) if piece is not None else lines.finish()
         if not lines.problems:  # after a problem, no line will run
-            self._registry.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
+            self._registry.quotas.check(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
             jobs.add_items(job.key, first, items)
         return len(items)
 

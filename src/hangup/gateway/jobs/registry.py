@@ -24,10 +24,11 @@ from hangup.gateway.jobs.active_job import REASON_OF, ActiveJob
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.item_shape import ItemShape
+from hangup.gateway.jobs.quotas import JobQuotas
 from hangup.gateway.jobs.runner import ItemRunner, RunnerHost
 from hangup.gateway.jobs.shared_events import EXCHANGE_EVERY_S, SharedEvents
-from hangup.gateway.store.jobs import Job, JobStore, NewItem
-from hangup.gateway.store.worker_thread import StoreFailed
+from hangup.gateway.store.jobs import Job, JobStore, NewItem, NewJob
+from hangup.gateway.store.worker_thread import GroupedWork, StoreFailed
 from hangup.tasks import Tasks
 
 R = TypeVar("R")
@@ -46,6 +47,7 @@ class JobRegistry:
 
     def __init__(self, store: JobStore, host: RunnerHost, loop: asyncio.AbstractEventLoop, keep_days: float) -> None:
         self.store = store
+        self.quotas = JobQuotas(store, host.limits_of_tenant)
         self._host = host
         self._loop = loop
         self._keep_s = keep_days * _DAY_S
@@ -111,30 +113,25 @@ class JobRegistry:
         add_first_events: Callable[[Job, EventLog], None] | None = None,
     ) -> Job:
         """Accept a job; return once it is on disk. `add_first_events` adds its first events."""
-        store, now = self.store, time.time()
+        now = time.time()
         self._check_writable()
         worker = self._worker if items is None else None
-        size = sum(len(item.body) for item in items or ())
-
-        def work() -> Job:
-            self.check_quota(tenant, jobs=1, items=len(items or ()), size=size)
-            # A clock that was set back would give a window that has passed once the clock is right again.
-            expires = max(now, self._clock.latest) + window_s if window_s is not None else None
-            return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
-
-        writing = self.start_task(self._submit(id, work, add_first_events))
+        # A clock that was set back would give a window that has passed once the clock is right again.
+        expires = max(now, self._clock.latest) + window_s if window_s is not None else None
+        new = NewJob(id, kind, tenant, now, about, items, expires, lease_s, worker)
+        writing = self.start_task(self._submit(new, add_first_events))
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
             self.start_task(self._cancel_unreceived(writing))
             raise
 
-    async def _submit(self, id: str, work: Callable[[], Job], add_first_events: Callable[[Job, EventLog], None] | None) -> Job:
+    async def _submit(self, new: NewJob, add_first_events: Callable[[Job, EventLog], None] | None) -> Job:
         """Register the job as soon as the store returns it: its item may have been claimed in the same transaction."""
         try:
-            job = await self.store.do(work, grouped=True)
+            job = await self.store.do(GroupedWork(self.quotas.submit_all, new))
         except StoreFailed:
-            self._runner.writer.cancel_if_stored(id)
+            self._runner.writer.cancel_if_stored(new.id)
             raise
         self.job_changed(job)
         active = self._active.get(job.key)
@@ -148,17 +145,6 @@ class JobRegistry:
     async def _cancel_unreceived(self, writing: asyncio.Task[Job]) -> None:
         """Cancel a job whose client disconnected before it received the id: nobody will ever ask for it."""
         await self.cancel(await writing, Cause.CLIENT_GONE)
-
-    def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
-        """Raise if this would exceed the tenant's quota; runs in the store's thread."""
-        limits, used = self._host.limits_of_tenant(tenant), self.store.jobs.used(tenant)
-        for what, count, most in (
-            ("jobs", used.jobs + jobs, limits.jobs_max),
-            ("items", used.items + items, limits.job_items_max),
-            ("bytes", used.bytes + size, limits.job_bytes_max),
-        ):
-            if count > most:
-                raise Refusal(reasons.JOB_QUOTA, f"Tenant quota exceeded: {count} {what} of jobs; at most {most} are allowed.")
 
     def _check_writable(self) -> None:
         if self._runner.writer.failing or self._draining:

@@ -202,7 +202,7 @@ class Upload:
     def _write_part(self, key: int | None, n: int, data: bytes) -> int:
         """Write a part, in the store's thread; return the key of the file."""
         files = self._registry.store.files
-        self._registry.check_quota(self._tenant, size=len(data))
+        self._registry.quotas.check(self._tenant, size=len(data))
         if key is None:
             key = files.begin(f"file-{secrets.token_hex(12)}", self._tenant, time.time())
         files.add_part(key, n, data)

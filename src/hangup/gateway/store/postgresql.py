@@ -1,6 +1,6 @@
 """PostgreSQL behind a store's thread: one connection, opened again when it is lost.
 
-Grouped work (`StoreThread.do`) shares a transaction, so that many submissions take one commit. All other work has its own
+`GroupedWork` shares its statements and its transaction, so that many submissions take one commit. All other work has its own
 transaction, which keeps the time short for which it holds rows that other gateways wait for.
 """
 
@@ -13,7 +13,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from hangup.errors import HangupError
-from hangup.gateway.store.worker_thread import BATCH_MAX, Outcomes, Piece, StoreDamaged, StoreFailed, StoreLocked, StoreThread
+from hangup.gateway.store.worker_thread import (
+    BATCH_MAX,
+    GroupedWork,
+    Outcomes,
+    Piece,
+    StoreDamaged,
+    StoreFailed,
+    StoreLocked,
+    StoreThread,
+)
 
 if TYPE_CHECKING:
     import psycopg
@@ -57,9 +66,7 @@ class PostgresConnection:
         """`connect` opens the tables called `name`, and migrates them if they are older."""
         self._url, self._name, self._migrations = url, name, migrations
         self.address = without_password(url)
-        self.wrote = False  # since the current transaction or piece of work began
         self.transactions = 0  # begun so far
-        self.grouped = False  # the current transaction consists of submissions
         self._real: psycopg.Connection[tuple[Any, ...]] | None = None
         self.psycopg = _client()
 
@@ -67,12 +74,10 @@ class PostgresConnection:
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[tuple[Any, ...]]:
         assert self._real is not None
-        self.wrote = self.wrote or not statement.lstrip().startswith("SELECT")
         return self._real.cursor(binary=True).execute(_numbered(statement), _texts(values) or None)
 
     def executemany(self, statement: str, rows: list[tuple[Any, ...]], /) -> psycopg.Cursor[tuple[Any, ...]]:
         assert self._real is not None
-        self.wrote = True
         cursor = self._real.cursor(binary=True)
         if len(rows) == 1:
             return cursor.execute(_numbered(statement), _texts(rows[0]))
@@ -86,7 +91,6 @@ class PostgresConnection:
         """Commit what is done inside, or nothing of it; connect first if the connection was lost."""
         self._begin()
         try:
-            self.wrote = False
             self.transactions += 1
             yield
             self.execute("COMMIT")
@@ -210,7 +214,7 @@ class PostgresDatabase(StoreThread):
     def _next_batch(self) -> list[Piece]:
         batch = self._take(1)
         with contextlib.suppress(IndexError):  # `close` takes work as well
-            while batch and batch[-1].grouped and self._work[0].grouped and len(batch) < BATCH_MAX:
+            while batch and _belong_together(batch[-1], self._work[0]) and len(batch) < BATCH_MAX:
                 batch += self._take(1)
         return batch
 
@@ -223,20 +227,15 @@ class PostgresDatabase(StoreThread):
             return [(piece.future, None, self._as_store_error(error)) for piece in batch]
 
     def _run_together(self, batch: list[Piece]) -> Outcomes:
-        outcomes: Outcomes = []
-        self.db.grouped = batch[0].grouped
+        pieces = [piece for piece in batch if not piece.future.cancelled()]
+        work = [piece.work for piece in pieces if isinstance(piece.work, GroupedWork)]
         with self.db.transaction():
-            for piece in batch:
-                if piece.future.cancelled():
-                    continue
-                self.db.wrote = False
-                try:
-                    outcomes.append((piece.future, piece.work(), None))
-                except HangupError as error:  # a refusal
-                    if self.db.wrote:
-                        raise
-                    outcomes.append((piece.future, None, error))
-        return outcomes
+            together = len(work) > 1
+            results = work[0].run_all([each.one for each in work]) if together else [piece.work() for piece in pieces]
+        return [
+            (piece.future, None, result) if isinstance(result, Exception) else (piece.future, result, None)
+            for piece, result in zip(pieces, results, strict=True)
+        ]
 
     def _as_store_error(self, error: Exception) -> Exception:
         """Map what is the server's fault, not this work's: it is down, full, read-only, restored or damaged."""
@@ -249,6 +248,11 @@ class PostgresDatabase(StoreThread):
             return StoreDamaged(f"the store cannot be used: {_first_line(error)}")
         kind = StoreLocked if isinstance(error, psycopg.errors.LockNotAvailable) else StoreFailed
         return kind(f"the store cannot be written: {_first_line(error)}")
+
+
+def _belong_together(one: Piece, other: Piece) -> bool:
+    work, more = one.work, other.work
+    return isinstance(work, GroupedWork) and isinstance(more, GroupedWork) and work.run_all == more.run_all
 
 
 def _client() -> Any:

@@ -8,12 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from hangup.errors import HangupError
 from hangup.tasks import TASKS
 
 R = TypeVar("R")
+T = TypeVar("T")
 BATCH_MAX = 512  # pieces of work per transaction
 _CLOSE_S = 10.0  # for the work that is queued when the store is closed
 Outcomes = list[tuple["asyncio.Future[Any]", Any, BaseException | None]]  # for each piece of work its result or its error
@@ -52,12 +54,28 @@ class Connection(Protocol):
     def executemany(self, statement: str, rows: list[tuple[Any, ...]], /) -> Cursor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedWork(Generic[T, R]):
+    """Work on one thing, which a server does in one go with the same work on other things that waits at that moment.
+
+    It must wait for no row that another process holds, and may be run a second time if its transaction fails.
+    """
+
+    run_all: Callable[[list[T]], Sequence[R | Exception]]  # returns the result, or the refusal, of each
+    one: T
+
+    def __call__(self) -> R:
+        (result,) = self.run_all([self.one])
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
 class Piece(NamedTuple):
     """A piece of work, and who waits for it."""
 
     work: Callable[[], Any]
     future: asyncio.Future[Any]
-    grouped: bool
 
 
 class StoreThread:
@@ -72,12 +90,8 @@ class StoreThread:
         self._closing = False
         self._thread = TASKS.thread("store", self._run)
 
-    async def do(self, work: Callable[[], R], *, grouped: bool = False) -> R:
-        """Run `work` in the store's thread; return its result once everything it wrote is on disk.
-
-        `grouped` work may share its transaction with other work on any store: it waits for no row that another process holds,
-        and may be run a second time if its transaction fails.
-        """
+    async def do(self, work: Callable[[], R]) -> R:
+        """Run `work` in the store's thread; return its result once everything it wrote is on disk."""
         if self._closing:
             raise StoreFailed("the store is closed")
         began = self._began
@@ -85,7 +99,7 @@ class StoreThread:
             # Nobody knows for how long this work would wait.
             raise StoreFailed(f"the store cannot be used: {self._hanging}")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._work.append(Piece(work, future, grouped))
+        self._work.append(Piece(work, future))
         self._wake.set()
         return await future
 

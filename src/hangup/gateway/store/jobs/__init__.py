@@ -58,8 +58,8 @@ Time. Leases and heartbeats use each process's monotonic clock, so a change of t
 a `SteadyClock` that resumes from the time in `clock` and limits how fast it follows a clock that was set ahead.
 """
 
-from hangup.gateway.store.jobs.rows import Claim, File, ItemEnd, Job, NewItem, Result, Used
+from hangup.gateway.store.jobs.rows import Claim, File, ItemEnd, Job, NewItem, NewJob, Result, Used
 from hangup.gateway.store.jobs.store import JobStore
 from hangup.gateway.store.jobs.workers import Worker
 
-__all__ = ["Claim", "File", "ItemEnd", "Job", "JobStore", "NewItem", "Result", "Used", "Worker"]
+__all__ = ["Claim", "File", "ItemEnd", "Job", "JobStore", "NewItem", "NewJob", "Result", "Used", "Worker"]

@@ -7,12 +7,12 @@ order: rows of `worker`, then of `job` by key, then `clock`. Grouped work waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hangup.core.jobs import ItemState, JobStatus, outcome
 from hangup.gateway.store.jobs.files import FileTable
-from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, ItemEnd, Job, NewItem, Used
-from hangup.gateway.store.jobs.table import CLAIM_ORDER, CLAIMABLE, INSERT_JOB, JobTable
+from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, ItemEnd, Job, NewJob, Used
+from hangup.gateway.store.jobs.table import CLAIM_ORDER, CLAIMABLE, NEW_JOB_COLUMNS, JobTable, job_values
 from hangup.gateway.store.postgresql import PostgresConnection
 
 # Usage is counted per slot of a connection and summed when it is read, so that no gateway waits for another's row.
@@ -168,21 +168,49 @@ CREATE TRIGGER file_counted AFTER UPDATE OF bytes ON file FOR EACH ROW WHEN (NEW
 CREATE TRIGGER file_counted_last AFTER DELETE ON file FOR EACH ROW WHEN (OLD.job IS NULL) EXECUTE FUNCTION count_file();
 """
 
-MIGRATIONS = (_FIRST,)
+# Submissions are counted once for each statement, and need no trigger to note their change.
+_SECOND = """
+DROP TRIGGER job_noted_first ON job;
+ALTER TABLE job ALTER COLUMN changed SET DEFAULT pg_current_xact_id()::text::bigint;
+ALTER TABLE job ALTER COLUMN changed_by
+    SET DEFAULT coalesce(nullif(current_setting('hangup.connection', true), ''), '0')::bigint;
+DROP TRIGGER job_counted_first ON job;
+CREATE TRIGGER job_counted_last AFTER DELETE ON job FOR EACH ROW EXECUTE FUNCTION count_job();
+CREATE FUNCTION count_new_jobs() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM hangup.add_use(tenant, sum((ended IS NULL)::int)::bigint, sum(queued + claimed)::bigint, sum(bytes)::bigint)
+    FROM new_jobs GROUP BY tenant;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER jobs_counted_first AFTER INSERT ON job REFERENCING NEW TABLE AS new_jobs
+    FOR EACH STATEMENT EXECUTE FUNCTION count_new_jobs();
+"""
+
+MIGRATIONS = (_FIRST, _SECOND)
 _END_STATES = (ItemState.SUCCEEDED, ItemState.ERRORED, ItemState.CANCELLED, ItemState.EXPIRED)
 
 
 # What costs a statement each in SQLite, which is in this process, is one statement here: each is a round trip.
 _SUBMIT = f"""
-WITH new AS ({INSERT_JOB} RETURNING {JOB_COLUMNS}),
-given AS (
-    SELECT number - 1 AS n, custom_id, path, body
-    FROM unnest(?13::text[], ?14::text[], ?15::bytea[]) WITH ORDINALITY AS given (custom_id, path, body, number)
+WITH given AS (
+    SELECT * FROM unnest(
+        ?1::text[], ?2::text[], ?3::text[], ?4::text[], ?5::int[], ?6::float8[], ?7::float8[], ?8::float8[], ?9::bigint[],
+        ?10::bigint[], ?11::bigint[], ?12::bytea[]
+    ) WITH ORDINALITY AS given ({NEW_JOB_COLUMNS}, number)
 ),
-items AS (INSERT INTO item (job, n, custom_id) SELECT key, n, custom_id FROM new, given),
-asks AS (INSERT INTO ask SELECT key, n, path, given.body FROM new, given)
-SELECT {JOB_COLUMNS} FROM new
+new AS (INSERT INTO job ({NEW_JOB_COLUMNS}) SELECT {NEW_JOB_COLUMNS} FROM given ORDER BY number RETURNING key, id),
+numbered AS (SELECT key, number FROM new JOIN given USING (id)),
+parts AS (
+    SELECT * FROM unnest(?13::bigint[], ?14::bigint[], ?15::text[], ?16::text[], ?17::bytea[])
+        AS parts (number, n, custom_id, path, body)
+),
+items AS (INSERT INTO item (job, n, custom_id) SELECT key, n, custom_id FROM parts JOIN numbered USING (number)),
+asks AS (INSERT INTO ask SELECT key, n, path, body FROM parts JOIN numbered USING (number))
+SELECT key FROM numbered ORDER BY number
 """  # noqa: S608 - names of ours
+_USED_BY = f"""
+SELECT tenant, {", ".join(f"sum({column})::bigint" for column in Used._fields)}
+FROM used WHERE tenant = ANY(?) GROUP BY tenant
+"""  # noqa: S608
 _CLAIM_SINGLE = """
 UPDATE item SET state = 1, fence = fence + 1, worker = ?1 FROM ask
 WHERE item.job = ANY(?2) AND item.state = 0 AND ask.job = item.job AND ask.n = item.n
@@ -228,29 +256,22 @@ class PostgresJobTable(JobTable):
         super().__init__(db)
         self._connection = db
         self._version = 0
-        self._transaction = 0  # to which the following belong
+        self._transaction = 0  # in which the following are locked
         self._locked_keys: set[int] = set()
-        self._used: dict[str, Used] = {}  # by tenant
-
-    def _forget_last_transaction(self) -> None:
-        if self._transaction != self._connection.transactions:
-            self._transaction, self._locked_keys, self._used = self._connection.transactions, set(), {}
 
     def lock(self, keys: Iterable[int]) -> None:
-        self._forget_last_transaction()
+        if self._transaction != self._connection.transactions:
+            self._transaction, self._locked_keys = self._connection.transactions, set()
         ordered = sorted(set(keys) - self._locked_keys)
         if ordered:
             self._db.execute("SELECT key FROM job WHERE key = ANY(?) ORDER BY key FOR UPDATE", (ordered,))
             self._locked_keys.update(ordered)
 
-    def _insert_job(self, values: tuple[object, ...], items: list[NewItem]) -> Job:
-        columns = [[item[at] for item in items] for at in range(3)]
-        (row,) = self._db.execute(_SUBMIT, (*values, *columns)).fetchall()
-        job = Job.from_row(row)
-        used = self._used.get(job.tenant)
-        if used is not None:
-            self._used[job.tenant] = Used(used.jobs + 1, used.items + len(items), used.bytes + job.bytes)
-        return job
+    def _insert_jobs(self, jobs: list[NewJob]) -> list[Job]:
+        parts = [(at, n, *item) for at, new in enumerate(jobs, 1) for n, item in enumerate(new.items or ())]
+        values = (*_columns([job_values(new) for new in jobs], 12), *_columns(parts, 5))
+        rows = self._db.execute(_SUBMIT, values) if jobs else ()
+        return [new.inserted(key) for new, (key,) in zip(jobs, rows, strict=True)]
 
     def _claim_from(self, keys: list[int], worker: int, count: int, bytes_max: int, now: float) -> list[Claim]:
         """Claim the items of single calls together, then those of batches one batch after the other."""
@@ -277,7 +298,7 @@ class PostgresJobTable(JobTable):
         rows = [(end.claim.job_key, end.claim.n, end.claim.fence, int(end.state), end.body, end.events) for end in outcomes]
         jobs: dict[int, Job] = {}
         accepted: set[tuple[int, int]] = set()
-        for numbers, *row in self._db.execute(_FINISH, tuple(map(list, zip(*rows, strict=True)))) if rows else ():
+        for numbers, *row in self._db.execute(_FINISH, _columns(rows, 6)) if rows else ():
             job = Job.from_row(tuple(row))
             jobs[job.key] = job
             accepted.update((job.key, n) for n in numbers)
@@ -312,19 +333,10 @@ class PostgresJobTable(JobTable):
             return oldest, self.active()
         return oldest, self._select("changed >= ? AND changed_by <> ? ORDER BY key", since, self._connection.number)
 
-    def used(self, tenant: str) -> Used:
-        """See `JobTable`. Submissions that share a transaction read it once, and add what they add."""
-        self._forget_last_transaction()
-        if self._connection.grouped and tenant in self._used:
-            return self._used[tenant]
-        used = self._read_use(tenant)
-        if self._connection.grouped:
-            self._used[tenant] = used
-        return used
-
-    def _read_use(self, tenant: str) -> Used:
-        sums = ", ".join(f"coalesce(sum({column}), 0)::bigint" for column in Used._fields)
-        return Used(*self._db.execute(f"SELECT {sums} FROM used WHERE tenant = ?", (tenant,)).fetchone())  # noqa: S608 - ours
+    def used_by(self, tenants: Iterable[str]) -> dict[str, Used]:
+        names = list(tenants)
+        found = {name: Used(*counts) for name, *counts in self._db.execute(_USED_BY, (names,))}
+        return {name: found.get(name, Used(0, 0, 0)) for name in names}
 
     def _claimable(self, worker: int, tenant: str, count: int) -> list[int]:
         """Return jobs that no other gateway changes at the moment; wait for one if there is no other."""
@@ -340,3 +352,7 @@ class PostgresFileTable(FileTable):
     """The tables `file` and `part`."""
 
     _skip_locked = " FOR UPDATE SKIP LOCKED"
+
+
+def _columns(rows: Sequence[Sequence[object]], count: int) -> list[list[object]]:
+    return [[row[at] for row in rows] for at in range(count)]

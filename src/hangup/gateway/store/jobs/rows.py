@@ -54,6 +54,36 @@ class NewItem(NamedTuple):
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job as submitted. Without items it waits in VALIDATING until `worker` has checked its input lines."""
+
+    id: str
+    kind: Kind
+    tenant: str
+    created: float
+    about: dict[str, Any]
+    items: list[NewItem] | None
+    expires: float | None = None
+    lease_s: float | None = None
+    worker: int | None = None
+
+    @property
+    def use(self) -> Used:
+        """How much of the store it takes."""
+        items = self.items or ()
+        return Used(1, len(items), sum(len(item.body) for item in items))
+
+    def inserted(self, key: int) -> Job:
+        """Return the job as it is in the store, under `key`."""
+        status = JobStatus.VALIDATING if self.items is None else JobStatus.RUNNING
+        use, times = self.use, (self.created, None, None, None, self.expires, self.lease_s)
+        tally = ItemCounts(queued=use.items)
+        return Job(
+            key, self.id, self.kind, self.tenant, status, Cause.NONE, *times, 0, self.worker, tally, use.bytes, self.about
+        )
+
+
 class Claim(NamedTuple):
     """An item that this worker owns; `fence` is unique to this claim, so a late result of an earlier claim cannot match it."""
 
@@ -115,3 +145,6 @@ class Used(NamedTuple):
     jobs: int  # not ended
     items: int  # not ended
     bytes: int
+
+    def plus(self, more: Used) -> Used:
+        return Used(self.jobs + more.jobs, self.items + more.items, self.bytes + more.bytes)

@@ -51,8 +51,8 @@ class JobStore:
         (after,) = db.execute("PRAGMA freelist_count").fetchone()
         return bool(0 < after < before)
 
-    async def do(self, work: Callable[[], R], *, grouped: bool = False) -> R:
-        return await self._database.do(work, grouped=grouped)
+    async def do(self, work: Callable[[], R]) -> R:
+        return await self._database.do(work)
 
     def close(self) -> None:
         self._database.close()

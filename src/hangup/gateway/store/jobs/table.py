@@ -12,17 +12,16 @@ from typing import Any
 import orjson
 
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
-from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, ItemEnd, Job, NewItem, Result, Used
+from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, ItemEnd, Job, NewItem, NewJob, Result, Used
 from hangup.gateway.store.worker_thread import Connection
 
 _STATE_COLUMNS = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # ordered as `ItemState`
 _READ_BYTES = 8 * 1024 * 1024  # of results per query; the last may exceed it
 _ROWS_PER_QUERY = 100  # jobs, or items of a job, read per query
 _PRUNED_ITEMS_MAX, _PRUNED_BYTES_MAX = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
-INSERT_JOB = (
-    "INSERT INTO job (id, kind, tenant, status, single, created, expires, lease_s, worker, queued, bytes, about)"
-    " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)"
-)
+NEW_JOB_COLUMNS = "id, kind, tenant, status, single, created, expires, lease_s, worker, queued, bytes, about"
+_INSERT_JOB = f"INSERT INTO job ({NEW_JOB_COLUMNS}) VALUES ({', '.join('?' * 12)})"  # noqa: S608 - names of ours
+_USED = "SELECT jobs, items, bytes FROM used WHERE tenant = ?"
 CLAIMABLE = "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
 CLAIM_ORDER = "ORDER BY single DESC, key LIMIT ?3"
 # The next queued items of job ?1 with their requests: at most ?2, and as many as fit into ?3 bytes, but at least one.
@@ -107,8 +106,12 @@ class JobTable:
         )
 
     def used(self, tenant: str) -> Used:
-        row = self._db.execute("SELECT jobs, items, bytes FROM used WHERE tenant = ?", (tenant,)).fetchone()
-        return Used(*row) if row is not None else Used(0, 0, 0)
+        return self.used_by([tenant])[tenant]
+
+    def used_by(self, tenants: Iterable[str]) -> dict[str, Used]:
+        """Return how much of the store each tenant uses."""
+        rows = {name: self._db.execute(_USED, (name,)).fetchone() for name in tenants}
+        return {name: Used(*row) if row is not None else Used(0, 0, 0) for name, row in rows.items()}
 
     def results(self, key: int, start: int, count: int) -> list[Result]:
         """Return up to `count` items in input order, from number `start` on, with their results so far; fewer if those are
@@ -140,31 +143,21 @@ class JobTable:
         lease_s: float | None = None,
         worker: int | None = None,
     ) -> Job:
-        """Insert a job. Without items it waits in VALIDATING until `worker` has checked its input lines."""
-        status = JobStatus.VALIDATING if items is None else JobStatus.RUNNING
-        items = list(items or ())
-        size = sum(len(item.body) for item in items)
-        values = (
-            id,
-            kind,
-            tenant,
-            status,
-            int(kind.single),
-            now,
-            expires,
-            lease_s,
-            worker,
-            len(items),
-            size,
-            orjson.dumps(about),
-        )
-        return self._end_if_done(self._insert_job(values, items), now)
+        """Insert a job; see `NewJob`."""
+        items = list(items) if items is not None else None
+        return self.submit_all([NewJob(id, kind, tenant, now, about, items, expires, lease_s, worker)])[0]
 
-    def _insert_job(self, values: tuple[object, ...], items: list[NewItem]) -> Job:
-        (row,) = self._db.execute(f"{INSERT_JOB} RETURNING {JOB_COLUMNS}", values).fetchall()
-        job = Job.from_row(row)
-        self._insert_items(job.key, 0, items)
-        return job
+    def submit_all(self, jobs: list[NewJob]) -> list[Job]:
+        """Insert jobs, and return them in the same order."""
+        return [self._end_if_done(job, job.created) for job in self._insert_jobs(jobs)]
+
+    def _insert_jobs(self, jobs: list[NewJob]) -> list[Job]:
+        inserted = []
+        for new in jobs:
+            ((key,),) = self._db.execute(f"{_INSERT_JOB} RETURNING key", job_values(new)).fetchall()
+            self._insert_items(key, 0, new.items or [])
+            inserted.append(new.inserted(key))
+        return inserted
 
     def add_items(self, key: int, first: int, items: Iterable[NewItem]) -> None:
         """Append items to a job, numbered from `first`."""
@@ -440,6 +433,25 @@ class JobTable:
 
     def _select(self, where: str, *values: Any) -> list[Job]:
         return [Job.from_row(row) for row in self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values)]  # noqa: S608
+
+
+def job_values(new: NewJob) -> tuple[Any, ...]:
+    """Return a new job's values, in the order of `NEW_JOB_COLUMNS`."""
+    job = new.inserted(0)
+    return (
+        job.id,
+        job.kind,
+        job.tenant,
+        job.status,
+        int(job.kind.single),
+        job.created,
+        job.expires,
+        job.lease_s,
+        job.worker,
+        job.tally.queued,
+        job.bytes,
+        orjson.dumps(job.about),
+    )
 
 
 def result_file(job: str, part: str) -> str:
