@@ -316,3 +316,44 @@ def test_a_websocket_that_nobody_reads_meanwhile() -> None:
                 await websocket.send_text(await app.state.llm.ainvoke(prompt))
     """
     assert codes(source) == ["HU004"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/health", "/test", "/tts", "/audio/transcriptions", "/images/generations", "/webhook/slack", "/ingest"],
+)
+def test_handlers_whose_answer_nobody_waits_for_or_is_no_text(path: str) -> None:
+    source = HANDLER.format(package="fastapi", name="FastAPI")
+    assert codes(source.replace("/chat", path)) == []
+
+
+@pytest.mark.parametrize("name", ["validate_provider_key", "test_connection", "check_model", "SpeechToText", "generate_image"])
+def test_functions_that_only_try_a_model_out_or_make_no_text(name: str) -> None:
+    source = f"""
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        async def {name}(llm, question):
+            return await llm.ainvoke(question)
+
+        @app.post("/ask")
+        async def ask(llm, question: str):
+            return await {name}(llm, question)
+    """
+    assert codes(source) == []
+    assert codes(source.replace(name, "answer_with_voice_of_model")) == ["HU004"]
+
+
+def test_code_outside_of_the_project_may_watch_the_request_that_it_is_given() -> None:
+    source = """
+        from fastapi import FastAPI, Request
+
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        async def complete(body: dict, raw_request: Request):
+            return await serving_chat.create_chat_completion(body, raw_request)
+    """
+    assert codes(source) == []
+    assert codes(source.replace("(body, raw_request)", "(body)")) == ["HU004"]

@@ -25,15 +25,17 @@ class SourceFiles:
         reader: Reader = lambda _: None,
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
+        harmless: Collection[str] = (),
     ) -> None:
         """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
-        inference.
+        inference, `harmless` those that lead to none.
         """
         self.read = dict(read)
         self._unread = dict(unread or {})
         self._reader = reader
         self._text = text
         self._below = below
+        self.harmless = harmless
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 

@@ -60,7 +60,7 @@ _FUNCTIONS = {
 def of(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
     """Return the bits that concern inference: never too few, as far as the linter's own vocabulary goes, often too many."""
     found = 0
-    if words & _MAKERS:
+    if words & _MAKERS or (b"add_node" in words and "langgraph" in roots):
         found |= MAKES
     if _by_words(data, words, roots):
         found |= INFERENCE

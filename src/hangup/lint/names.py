@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 
 from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
 from hangup.lint.files import SourceFiles
 
+Modules = dict[str, list[tuple[tuple[str, ...], str]]]  # last part of a module's name -> files with that name
 Key = tuple[str, int]  # a function: path of the file, number in it
 MANY = 64  # methods with one name, above which the name says nothing
 DEPTH = 8  # of assignments, imports and returns that are followed
@@ -22,7 +24,7 @@ DEPTH = 8  # of assignments, imports and returns that are followed
 @dataclass(frozen=True, slots=True)
 class Value:
     kind: str  # function, class, instance, module, or made (by code outside of the project)
-    path: str = ""
+    path: str = ""  # of the file that defines it, or that imports what made it
     number: int = 0
     name: str = ""  # of the class, or of what made it: "openai.AsyncOpenAI"
 
@@ -40,7 +42,7 @@ class Names:
     def __init__(self, source: SourceFiles) -> None:
         self.source = source
         self.files = source.read
-        self.modules: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)  # last part of a module's name -> files
+        self.modules: Modules = defaultdict(list)
         self.parts: dict[str, tuple[str, ...]] = {}
         self.methods: dict[str, list[Key]] = defaultdict(list)
         self.members: dict[str, dict[tuple[str, str], int]] = {}  # path -> (class or "", name) -> number
@@ -48,15 +50,7 @@ class Names:
         self.classes: dict[str, dict[str, ClassFacts]] = {}
         self._cache: dict[tuple[str, int, str], Value | None] = {}
         for path in source.paths():
-            self._add_module(path)
-
-    def _add_module(self, path: str) -> None:
-        parts = PurePath(path).with_suffix("").parts
-        if parts and parts[-1] == "__init__":
-            parts = parts[:-1]
-        self.parts[path] = parts
-        if parts:
-            self.modules[parts[-1]].append((parts, path))
+            self.parts[path] = _add_module(self.modules, path)
 
     def add(self, path: str, facts: FileFacts) -> None:
         """Take in what a file defines."""
@@ -77,6 +71,26 @@ class Names:
     def function(self, key: Key) -> FunctionFacts:
         return self.files[key[0]].functions[key[1]]
 
+    def inside(self, key: Key) -> list[Key]:
+        """Return the functions and lambdas inside a function."""
+        return [(key[0], number) for number, function in enumerate(self.files[key[0]].functions) if function.outer == key[1]]
+
+    def is_harmless(self, path: str, ref: str) -> bool:
+        """Return whether a name is imported from a file of the project that leads to no inference."""
+        full = self.files[path].imports.get(_SEGMENT.findall(ref)[0], "") if ref else ""
+        if not full or not self.source.harmless:
+            return False
+        found = _module(self._all_modules, full, path) or _module(self._all_modules, full.rpartition(".")[0] or ".", path)
+        return found in self.source.harmless
+
+    @cached_property
+    def _all_modules(self) -> Modules:
+        """Return the modules with those that lead to no inference."""
+        modules: Modules = defaultdict(list)
+        for path in (*self.parts, *self.source.harmless):
+            _add_module(modules, path)
+        return modules
+
     def methods_named(self, name: str) -> list[Key]:
         """Return the methods with a name, without those that have no body of their own."""
         self.source.read_definers(name)
@@ -86,28 +100,12 @@ class Names:
 
     def module(self, name: str, importer: str) -> str:
         """Return the file of a module that `importer` imports, or "" if the project has none."""
-        while path := self._module(name, importer):
+        while path := _module(self.modules, name, importer):
             if self.source.has(path):
                 return path
             last = self.parts[path][-1]  # it cannot be parsed
             self.modules[last] = [found for found in self.modules[last] if found[1] != path]
         return ""
-
-    def _module(self, name: str, importer: str) -> str:
-        level = len(name) - len(name.lstrip("."))
-        wanted = tuple(p for p in name.lstrip(".").split(".") if p)
-        if level:
-            base = PurePath(importer).parent.parts
-            base = base[: len(base) - (level - 1)] if level > 1 else base
-            wanted = (*base, *wanted)
-            return next((path for parts, path in self.modules.get(wanted[-1] if wanted else "", []) if parts == wanted), "")
-        if not wanted:
-            return ""
-        fitting = [(parts, path) for parts, path in self.modules.get(wanted[-1], []) if parts[-len(wanted) :] == wanted]
-        if not fitting:
-            return ""
-        near = PurePath(importer).parent.parts
-        return max(fitting, key=lambda f: (_shared(near, f[0]), -len(f[0])))[1]
 
     def imported(self, full: str, importer: str, depth: int) -> Value | None:
         """Return what `from a.b import C` gives: the longest part that is a module, then its members."""
@@ -122,7 +120,7 @@ class Names:
                 return value
         if dots and len(names) == 1 and (path := self.module(dots, importer)):
             return self.attribute(Value("module", path), names[0], depth - 1)
-        return None if dots else Value("made", name=full)
+        return None if dots else Value("made", importer, name=full)
 
     # References
 
@@ -213,7 +211,7 @@ class Names:
             inner = self.module(".".join((*self.parts[value.path][-1:], name)), value.path)
             return Value("module", inner) if inner else None
         if value.kind == "made":
-            return Value("made", name=f"{value.name}.{name}")
+            return Value("made", value.path, name=f"{value.name}.{name}")
         if value.kind in {"instance", "class"}:
             return self._member(value.path, value.name, name, depth)
         return None
@@ -275,6 +273,32 @@ class Names:
         if similar:
             return similar[:MANY]
         return [] if verb in _ANYONES or len(candidates) > MANY else candidates
+
+
+def _add_module(modules: Modules, path: str) -> tuple[str, ...]:
+    parts = PurePath(path).with_suffix("").parts
+    if parts and parts[-1] == "__init__":
+        parts = parts[:-1]
+    if parts:
+        modules[parts[-1]].append((parts, path))
+    return parts
+
+
+def _module(modules: Modules, name: str, importer: str) -> str:
+    level = len(name) - len(name.lstrip("."))
+    wanted = tuple(p for p in name.lstrip(".").split(".") if p)
+    if level:
+        base = PurePath(importer).parent.parts
+        base = base[: len(base) - (level - 1)] if level > 1 else base
+        wanted = (*base, *wanted)
+        return next((path for parts, path in modules.get(wanted[-1] if wanted else "", []) if parts == wanted), "")
+    if not wanted:
+        return ""
+    fitting = [(parts, path) for parts, path in modules.get(wanted[-1], []) if parts[-len(wanted) :] == wanted]
+    if not fitting:
+        return ""
+    near = PurePath(importer).parent.parts
+    return max(fitting, key=lambda f: (_shared(near, f[0]), -len(f[0])))[1]
 
 
 def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:

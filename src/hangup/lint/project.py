@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.files import SourceFiles
+from hangup.lint.graphs import Graphs
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.names import Key, Names
+from hangup.lint.purposes import is_no_answer
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext"})
@@ -49,6 +51,7 @@ class Project:
         self.files = source.read
         self.names = Names(source)
         self.runs: dict[Key, Runs] = {}
+        self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
         self.by_spawn: dict[tuple[str, int, int], Runs] = {}
         self._callers: dict[str, list[tuple[Key, int]]] = defaultdict(list)
@@ -57,6 +60,9 @@ class Project:
         self._handlers: dict[Key, str] = {}
         self._reached: dict[Key, bool] = {}
         self._unmarked: deque[str] = deque()
+        self._graphs: list[
+            tuple[Key, int, bool]
+        ] = []  # calls, and spawns (True), of graphs that run no model as far as is known
         source.on_read = self._add
         for path, facts in list(self.files.items()):
             self._add(path, facts)
@@ -137,15 +143,17 @@ class Project:
     def _spread(self) -> None:
         """Mark the functions that make direct calls, then those that call them, until nothing is new."""
         fresh: deque[Key] = deque()
-        while self._unmarked or fresh:
+        while self._unmarked or fresh or self._mark_graphs(fresh):
             if self._unmarked:
                 self._mark_file(self._unmarked.popleft(), fresh)
+                continue
+            if not fresh:
                 continue
             key = fresh.popleft()
             runs, function = self.runs[key], self.function(key)
             if function.watches or function.name in {"__call__", "__init__"}:
                 continue
-            if runs.forwards and _SENDS_OTHERS.search(function.name):
+            if is_no_answer(function.name) or (runs.forwards and _SENDS_OTHERS.search(function.name)):
                 continue
             self._read_users(function, below=runs.forwards)
             for caller, index in self.callers(function.name):
@@ -162,11 +170,33 @@ class Project:
             key = (path, number)
             for index, call in enumerate(function.calls):
                 if call.direct or self._judge_by_maker(key, call):
-                    self._mark_direct(key, function, index, call, fresh)
+                    if self.graphs.may_be_graph(key, call.ref):
+                        self._graphs.append((key, index, False))
+                    else:
+                        self._mark_direct(key, function, index, call, fresh)
             for index, spawn in enumerate(function.spawns):
                 if spawn.direct:
-                    runs = Runs(spawn.target, path, spawn.place[0], blocks=spawn.kind in {"thread", "executor"})
-                    self._mark_spawn(key, function, index, spawn, runs, fresh)
+                    if self.graphs.may_be_graph(key, spawn.target):
+                        self._graphs.append((key, index, True))
+                    else:
+                        self._mark_direct_spawn(key, function, index, spawn, fresh)
+
+    def _mark_graphs(self, fresh: deque[Key]) -> bool:
+        """Mark the calls of graphs that run a model, once all else is known; return whether there were any."""
+        waiting, self._graphs = self._graphs, []
+        for key, index, spawned in waiting:
+            function = self.function(key)
+            if not self.graphs.runs_model(key, function.spawns[index].target if spawned else function.calls[index].ref):
+                self._graphs.append((key, index, spawned))
+            elif spawned:
+                self._mark_direct_spawn(key, function, index, function.spawns[index], fresh)
+            else:
+                self._mark_direct(key, function, index, function.calls[index], fresh)
+        return len(self._graphs) < len(waiting) or bool(self._unmarked)
+
+    def _mark_direct_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, fresh: deque[Key]) -> None:
+        runs = Runs(spawn.target, key[0], spawn.place[0], blocks=spawn.kind in {"thread", "executor"})
+        self._mark_spawn(key, function, index, spawn, runs, fresh)
 
     def _judge_by_maker(self, key: Key, call: CallFacts) -> bool:
         """Return whether the receiver was made by an SDK in another file: then the call is inference, too."""

@@ -142,7 +142,8 @@ def _files(
 
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
-    return SourceFiles(read, unread, reader, lambda path: Path(path).read_bytes(), choice.below)
+    harmless = entries.keys() - choice.matter - read.keys()
+    return SourceFiles(read, unread, reader, lambda path: Path(path).read_bytes(), choice.below, harmless)
 
 
 @contextmanager

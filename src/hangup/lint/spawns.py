@@ -17,7 +17,9 @@ from hangup.lint.text import places, reference
 
 _TASKS = frozenset({"create_task", "ensure_future"})
 _EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
-_GIVING = frozenset({"add_task", "BackgroundTask", "Thread", "shield", "CancelScope"}) | _TASKS | frozenset(_EXECUTORS)
+_GIVING = (
+    frozenset({"add_task", "BackgroundTask", "Thread", "shield", "CancelScope", "add_node"}) | _TASKS | frozenset(_EXECUTORS)
+)
 _STOPS = re.compile(r"stopping_criteria|stop_event|cancel_event|stop_flag|should_stop|cancel_token|abort_event|interrupt", re.I)
 _ENDS = re.compile(r"(^|[._])(cancel|abort|stop|aclose|close|terminate|kill|shutdown|set)(_\w+)?$", re.I)
 _STOPPERS = re.compile(r"cancel|drain|stop|clean|terminate|shutdown", re.I)
@@ -61,6 +63,9 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
             inner = _assigned_call(module, arguments[0], site.function)
             if inner is not None:
                 _note(module, site, made, "shield", inner.func, inner)
+    elif last == "add_node":
+        if arguments and "langgraph" in module.packages:
+            _note(module, site, made, "node", arguments[min(1, len(arguments) - 1)])
     elif last == "CancelScope" and isinstance(site.statement, ast.With) and _is_true(site.keyword("shield")):
         for statement in site.statement.body:
             for node in ast.walk(statement):

@@ -50,7 +50,7 @@ _FUNCTIONS = frozenset(
 NOT_MODELS = frozenset(
     "retriever tool tools prompt parser loader embedding embeddings embedder store vectorstore lambda function"
     " splitter reranker"
-    " template memory tokenizer whisper tts".split()
+    " template memory tokenizer whisper tts asr stt ocr".split()
 )
 _MODEL_NAMES = frozenset("llm chain model agent graph chat runnable executor workflow engine llama chatbot".split())
 CHAIN_VERBS = frozenset("invoke batch predict apredict arun agenerate stream run acall apply".split())

@@ -10,6 +10,7 @@ from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
+from hangup.lint.purposes import has_no_client
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain
 
@@ -79,6 +80,8 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
             continue
         if framework == "websocket" and not function.receives:
             continue  # what it calls reads from the socket, and so may notice
+        if has_no_client(function.name) or has_no_client(function.path):
+            continue
         found = _first(project, key)
         if found is None:
             continue
@@ -96,6 +99,8 @@ def _first(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
             continue
         if runs.forwards and not _INFERENCE.search(function.path):
             continue
+        if call.direct and call.gives_request:
+            continue  # code outside of the project, which may watch the request that it is given
         if call.use == "await" if function.is_async else runs.blocks:
             return call.place, call.ref, runs
     for index, spawn in enumerate(function.spawns):

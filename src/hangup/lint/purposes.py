@@ -1,0 +1,35 @@
+"""What a function is for, by its name, if that is not to answer a client with generated text."""
+
+from __future__ import annotations
+
+import re
+
+# It tries out whether a model or a key works, with a prompt of a word or two.
+_CHECKS = re.compile(
+    r"(^|[_/-])(health\w*|ping|probe|warm_?up|self_?test|status)([_/-]|$)"
+    r"|^test([_-]|$)|/test([/_-]|$)|[_-]test$"
+    r"|(^|[_/-])(test|check|validate|verify)[_-]?(\w*_)?(connect\w*|connectivity|keys?|api_?keys?|providers?|models?|llms?|credentials?|servers?|endpoints?|availab\w*|status|configs?)$",
+    re.I,
+)
+# It computes speech, images, music, video or vectors.
+_MEDIA = re.compile(
+    r"(^|[_/-])(tts|asr|stt|ocr|speech\w*|transcri\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
+    r"|speech|(text|txt)_?to_?(image|video|audio|music)"
+    r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?(images?|videos?|audios?|music|songs?|voices?|sounds?)([_/-]|$)"
+    r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",
+    re.I,
+)
+# Who calls it waits for no answer: another service, or an operator who wants something stored.
+_NO_CLIENT = re.compile(r"(^|[_/-])(web_?hooks?|callbacks?|cron|ingest\w*|re_?index\w*|train\w*)([_/-]|$)", re.I)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+
+
+def is_no_answer(name: str) -> bool:
+    """Return whether a function with this name generates no text for a client."""
+    words = _CAMEL.sub("_", name)
+    return _CHECKS.search(words) is not None or _MEDIA.search(words) is not None
+
+
+def has_no_client(name: str) -> bool:
+    """Return whether nobody waits for the answer of a handler with this name or path, or it is none of text."""
+    return bool(name) and (is_no_answer(name) or _NO_CLIENT.search(_CAMEL.sub("_", name)) is not None)
