@@ -1,0 +1,91 @@
+"""Other people's proxies in front of a gateway: each is started with its file from deploy/proxies, or with a variant of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from support.waiting import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ROOT / "deploy" / "proxies"
+ENVOY = ROOT / "bench/.envs/envoy/bin/envoy"  # installed by `make test-proxies`
+
+
+def _nginx(folder: Path, config: str) -> tuple[str, list[str]]:
+    paths = " ".join(f"{name}_temp_path {folder};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    around = f"daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;\nevents {{}}\n"
+    return f"{around}http {{ access_log off; {paths}\n{config}\n}}", ["-c"]
+
+
+def _plain(options: list[str]) -> Callable[[Path, str], tuple[str, list[str]]]:
+    return lambda folder, config: (config, options)
+
+
+def _caddy(folder: Path, config: str) -> tuple[str, list[str]]:
+    return f"{{\n\tadmin off\n\tauto_https off\n}}\n{config}", ["run", "--adapter", "caddyfile", "--config"]
+
+
+_ENVOY_FLAGS = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "error", "-c"]
+KINDS: dict[str, tuple[str, Callable[[Path, str], tuple[str, list[str]]]]] = {
+    "nginx": ("nginx.conf", _nginx),
+    "haproxy": ("haproxy.cfg", _plain(["-db", "-f"])),
+    "caddy": ("Caddyfile", _caddy),
+    "envoy": ("envoy.yaml", _plain(_ENVOY_FLAGS)),
+}
+
+
+def program(kind: str) -> str | None:
+    if kind == "envoy" and ENVOY.exists():
+        return str(ENVOY)
+    return shutil.which(kind) or shutil.which(kind, path="/usr/sbin")
+
+
+@contextlib.contextmanager
+def proxy(kind: str, upstream: int, folder: Path, change: Callable[[str], str] = str) -> Iterator[int]:
+    """Run a proxy with its file, changed by `change`; yield its port."""
+    name, make = KINDS[kind]
+    port = _free_port()
+    config = (FILES / name).read_text()
+    changed = change(config)
+    assert change is str or changed != config, "the variant is no variant any more"
+    for old, new in (
+        (":8000", f":{port}"),
+        ("listen 8000", f"listen 127.0.0.1:{port}"),
+        ("port_value: 8000", f"port_value: {port}"),
+    ):
+        changed = changed.replace(old, new)
+    changed = changed.replace("127.0.0.1:8080", f"127.0.0.1:{upstream}").replace("port_value: 8080", f"port_value: {upstream}")
+    text, options = make(folder, changed)
+    path = folder / name
+    path.write_text(text)
+    env = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen([str(program(kind)), *options, str(path)], env=env, stdout=output, stderr=output)
+    try:
+        _wait_for_port(port, process, folder / "output")
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, output.read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), PATIENCE_S):
+            return
+        time.sleep(0.02)
+    raise AssertionError(output.read_text())
