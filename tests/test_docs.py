@@ -57,10 +57,13 @@ def test_example_configuration_is_valid(tmp_path: Path) -> None:
     from hangup.config.load import load
 
     text = (docs.DOCS / "configuration.md").read_text()
-    (example,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    example, *others = re.findall(r"```toml\n(.*?)```", text, re.S)
     path = tmp_path / "hangup.toml"
     path.write_text(example.replace("…64 hex digits from `hangup key new`…", "0" * 64))
     assert len(load(path).settings.backend) == 2
+    for other in others:
+        path.write_text(other)
+        assert load(path).settings.backend
 
 
 def test_alerts_and_dashboards_speak_of_metrics_that_exist() -> None:

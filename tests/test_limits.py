@@ -157,6 +157,7 @@ RUNS_INTO = {
     "divergence_yield_min": "gateway/test_limits_alone.py::test_divergence_yield_min",
     "drain_s": "gateway/test_process.py::TestDrain::test_deadline",
     "worker_silence_s": "gateway/test_workers.py::test_a_stopped_worker_costs_no_call_and_is_replaced",
+    "secret_command_s": "config/test_secrets_read.py::test_a_command_that_hangs",
     "ended_calls_max": "gateway/test_bounds.py::TestWhatIsRemembered::test_ended_calls",
     "log_wait_s": "admin/test_zombie_costs.py::test_a_line_waits_no_longer_than_it_may",
     "log_lines_max": "gateway/test_lost_and_unknown.py::test_no_more_lines_wait_than_the_log_may_hold",

@@ -181,7 +181,7 @@ def test_the_collectors_key_comes_from_the_environment(engine: StandIn) -> None:
         ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2})
         sent = wait_until(lambda: got.headers)[0]
         assert (sent["x-api-key"], sent["tenant"]) == ("s3cret", "ops")
-    with pytest.raises(HangupError, match="otlp_headers_env"):
+    with pytest.raises(HangupError, match="otlp_headers: expected"):
         Exporter("http://127.0.0.1:1", "http/json", "nonsense", 1.0)
 
 

@@ -80,7 +80,7 @@ def test_packages_that_are_not_installed(
 def test_headers_for_the_collector(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "planted")
     said = check(tmp_path, 'otlp_endpoint = "http://127.0.0.1:4318"\n', capsys)
-    assert "FILE:1:1: otlp_headers_env: expected name=value,name=value in that variable" in said
+    assert "FILE:1:1: otlp_headers: expected name=value,name=value" in said
     assert "planted" not in said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
@@ -84,7 +83,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     config = configuration(arguments)
     rows = effective(config)
     if arguments.json:
-        tables = {name: [dataclasses.asdict(row) for row in getattr(config.settings, name)] for name in LISTS}
+        tables = {name: [_row(row) for row in getattr(config.settings, name)] for name in LISTS}
         settings = {name: {"value": value, "origin": origin} for name, value, origin in rows}
         print(json.dumps({"settings": settings, **tables}, indent=2))
         return 0
@@ -93,9 +92,14 @@ def run_show(arguments: argparse.Namespace) -> int:
         print(f"{name:<{width}}  {json.dumps(value):<22}  {origin}")
     for name in LISTS:
         for row in getattr(config.settings, name):
-            given = {k: v for k, v in dataclasses.asdict(row).items() if v not in ("", [], {})}
+            given = {k: v for k, v in _row(row).items() if v not in ("", (), [], {})}
             print(f"[[{name}]]  {json.dumps(given)}  {config.origins.get(name, config.path or '')}")
     return 0
+
+
+def _row(row: Any) -> dict[str, Any]:
+    """Return the settings of a table, without the secrets that were read for it."""
+    return {field.name: getattr(row, field.name) for field in scalar_fields(type(row))}
 
 
 def effective(config: Configuration) -> list[tuple[str, Any, str]]:

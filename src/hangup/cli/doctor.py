@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
+import os
 from typing import Any
 
-from hangup.config import BackendLimits, BackendSettings
+from hangup.config import BackendLimits, BackendSettings, LimitSettings, secrets
 from hangup.config.load import url_problem
 from hangup.core.reaper import EngineStatus
 from hangup.errors import HangupError
@@ -42,7 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
     if problem := url_problem(arguments.url):
         raise HangupError(f"URL: {problem}")
     settings = BackendSettings(url=arguments.url, engine=arguments.engine, api_key_env=arguments.api_key_env)
-    return asyncio.run(_examine(settings, BackendLimits()))
+    try:
+        key = secrets.key_of(settings, os.environ, frozenset(), LimitSettings().secret_command_s)
+    except secrets.SecretProblem as problem:
+        raise HangupError(str(problem)) from None
+    return asyncio.run(_examine(dataclasses.replace(settings, key=key), BackendLimits()))
 
 
 async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:

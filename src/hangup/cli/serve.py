@@ -16,6 +16,7 @@ from hangup.cli.settings import add_flags, configuration
 from hangup.config import BackendSettings
 from hangup.config.load import Configuration
 from hangup.engine.options import EngineOptions
+from hangup.gateway.reaper import core_dumps
 from hangup.gateway.server import Server
 from hangup.gateway.workers.settings import worker_count
 from hangup.terminal import is_coloured, paint
@@ -50,6 +51,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    core_dumps.forbid()
     config = configuration(arguments)
     # asyncio.Runner cancels any task that is left.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -12,7 +12,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from hangup.config import BackendSettings, LimitSettings, Settings
+from hangup.config import BackendSettings, LimitSettings, Settings, secrets
 from hangup.config.check import backend_problems
 from hangup.config.load import Configuration, describe, load
 from hangup.config.schema import scalar_fields
@@ -63,7 +63,10 @@ def configuration(arguments: argparse.Namespace) -> Configuration:
     for warning in config.warnings:
         print(f"hangup: warning: {warning}", file=sys.stderr)
     if getattr(arguments, "spawn", None):
-        config = dataclasses.replace(config, settings=_with_spawned(config.settings, arguments))
+        spawned = _with_spawned(config.settings, arguments)
+        hidden = secrets.hidden_variables(spawned, spawned.backend[0], os.environ)
+        spawned = dataclasses.replace(spawned, backend=(dataclasses.replace(spawned.backend[0], hidden_variables=hidden),))
+        config = dataclasses.replace(config, settings=spawned)
         if problems := backend_problems(config.settings.backend[0]):
             raise ConfigError([f"--{name}: {problem}" for name, problem in problems])
     if unknown := unknown_engines(config):

@@ -78,8 +78,7 @@ def _addresses(settings: Settings) -> list[Problem]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 found.append(((name,), f"cannot listen on {host}:{port}: {error.strerror or error}"))
-    key = "admin_token_env" if settings.admin_token_env else "admin_host"
-    return found + _refused(key, lambda: ports.admin_policy(settings))
+    return found + _refused("admin_host", lambda: ports.admin_policy(settings))
 
 
 def _files(settings: Settings) -> Iterator[Problem]:
@@ -132,7 +131,7 @@ def _extras(settings: Settings) -> Iterator[Problem]:
         if is_postgresql(getattr(settings, name)) and not _installed("psycopg"):
             yield (name,), f"{name}: PostgreSQL needs an extra package\n  hint: pip install 'hangup[postgresql]'"
     if settings.otlp_endpoint:
-        headers = os.environ.get(settings.otlp_headers_env, "") if settings.otlp_headers_env else ""
+        headers = settings.otlp_headers.reveal()
         given = "otlp_protocol" if settings.otlp_protocol != "http/json" else "otlp_endpoint"
         yield from _refused(given, lambda: Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, 1.0))
 

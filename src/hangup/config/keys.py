@@ -1,4 +1,4 @@
-"""Decides which API key a backend gets: its own (`api_key_env`), the client's, or none.
+"""Decides which API key a backend gets: its own (`api_key_env` and the like), the client's, or none.
 
 A client's key is meant for one party. If backends belong to several parties and nothing is configured, none of them gets it: a
 call could be sent, or fail over, to a party that must not see the key.
@@ -7,11 +7,10 @@ call could be sent, or fail over, to a party that must not see the key.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from hangup.config.schema import BackendSettings, Settings
-from hangup.errors import ConfigError
+from hangup.config.secrets import sources
 
 PRIVATE = "this network"
 _PRIVATE_ENDINGS = (".local", ".localhost", ".internal", ".lan", ".svc", ".home.arpa", ".test")
@@ -32,9 +31,13 @@ def party(url: str) -> str:
     return ".".join(labels[-3 if of_country else -2 :])
 
 
+def has_own_key(backend: BackendSettings) -> bool:
+    return bool(sources(backend, "api_key"))
+
+
 def backends_with_client_key(backends: tuple[BackendSettings, ...]) -> frozenset[BackendSettings]:
     """Return the backends that get the key that a client sends."""
-    keyless = [b for b in backends if not b.api_key_env]
+    keyless = [b for b in backends if not has_own_key(b)]
     explicit = frozenset(b for b in keyless if b.client_key == "pass")
     open_ = frozenset(b for b in keyless if b.client_key == "auto")
     if explicit:
@@ -44,31 +47,11 @@ def backends_with_client_key(backends: tuple[BackendSettings, ...]) -> frozenset
 
 def warning(settings: Settings) -> str:
     """Return what an operator should know about clients' keys, or ""."""
-    open_ = [b for b in settings.backend if not b.api_key_env and b.client_key == "auto"]
+    open_ = [b for b in settings.backend if not has_own_key(b) and b.client_key == "auto"]
     if not open_ or settings.tenant or backends_with_client_key(settings.backend):
         return ""
     parties = ", ".join(sorted({party(b.url) for b in open_}))
     return (
         f"clients' API keys are forwarded to no backend, because the backends belong to several parties ({parties})\n"
-        '  hint: set api_key_env for each, or client_key = "pass" for those that the keys are for, "drop" for the others'
+        '  hint: give each a key of its own, or set client_key = "pass" for those that the keys are for, "drop" for the others'
     )
-
-
-def read(variable: str, env: Mapping[str, str]) -> str:
-    """Return a backend's key from the environment. Raise `ConfigError` if it is unusable, because otherwise the client's key
-    would be sent."""
-    problem = key_problem(variable, env)
-    if problem:
-        raise ConfigError([f"backend: {problem}"])
-    return env[variable]
-
-
-def key_problem(variable: str, env: Mapping[str, str]) -> str:
-    """Return what is wrong with a key, or ""; never show the key itself."""
-    key = env.get(variable, "")
-    if not key:
-        return f"api_key_env names {variable}, which is not set in the environment"
-    if not all("!" <= letter <= "~" for letter in key):
-        kind = "a line break" if "\n" in key or "\r" in key else "a space or a character that is not ASCII"
-        return f"api_key_env names {variable}, whose value contains {kind}"
-    return ""

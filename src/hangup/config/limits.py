@@ -389,6 +389,9 @@ class ProcessLimits:
     worker_silence_s: float = limit(
         20.0, "How long a worker process may be silent, stopped or blocked, before hangup kills and replaces it.", least=1
     )
+    secret_command_s: float = limit(
+        10.0, "Timeout for a command that prints a key, a token or headers (api_key_command and the like).", least=0.1
+    )
     ended_calls_max: int = limit(1000, "Maximum ended calls kept for `hangup trace`.", least=1)
     log_wait_s: float = limit(
         1.0,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hangup.config import check, keys, locate
+from hangup.config import check, keys, locate, secrets
 from hangup.config.limits import LimitSettings
 from hangup.config.locate import Places
 from hangup.config.schema import (
@@ -142,16 +142,21 @@ def load(
     for at, problem in check.problems(settings):
         problems.add(config.place(at), problem)
     if has_env:  # without an environment, a file can be checked on any machine
-        for index, backend in enumerate(settings.backend):
-            if backend.api_key_env and (problem := keys.key_problem(backend.api_key_env, env)):
-                problems.add(config.place(("backend", index, "api_key_env")), problem)
+        settings, unread = secrets.with_secrets(settings, env)
+        for at, problem in unread:
+            problems.add(config.place(at), problem)
     if problems:
         raise ConfigError(problems)
     named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
     warnings = tuple(text for variable, text in problems.unknown_variables.items() if variable not in named)
     if about_keys := keys.warning(settings):
         warnings += (about_keys,)
-    return dataclasses.replace(config, warnings=warnings)
+    warnings += tuple(
+        f"--{name} shows a password in the list of processes\n  hint: use {ENV_PREFIX}{name.upper()} or the file"
+        for name in ("jobs", "ledger")
+        if name in flags and urlsplit(str(flags[name])).password
+    )
+    return dataclasses.replace(config, settings=settings, warnings=warnings)
 
 
 def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[locate.Path, locate.Position]]:
@@ -360,8 +365,9 @@ def _backends(tables: Any, place: Places, problems: _Problems) -> tuple[BackendS
         for api in row.get("apis", ()):
             if api not in APIS:
                 problems.unknown(place((*at, "apis")), "API", api, list(APIS))
-        if row.get("api_key_env") and row.get("client_key") == "pass":
-            problems.add(place((*at, "client_key")), 'set api_key_env or client_key = "pass", not both')
+        own = [name for name in ("api_key_env", "api_key_file", "api_key_command") if row.get(name)]
+        if own and row.get("client_key") == "pass":
+            problems.add(place((*at, "client_key")), f'set {own[0]} or client_key = "pass", not both')
         backends.append(BackendSettings(**row))
     return tuple(backends)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hangup.config.limits import LimitSettings
+from hangup.config.secret import Secret
 from hangup.config.setting import setting
 
 
@@ -34,9 +35,11 @@ class BackendSettings:
     )
     apis: tuple[str, ...] = setting((), "APIs that it speaks, and no others; empty: those that are usual for its engine.")
     api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
+    api_key_file: str = setting("", "File with that key; a reload reads it again.")
+    api_key_command: str = setting("", "Command that prints that key, without a shell; a reload runs it again.")
     client_key: str = setting(
         "auto",
-        "Without api_key_env: whether it gets the key that a client sends. auto: if all such backends belong to one party.",
+        "Without a key of its own: whether it gets the key of a client. auto: if all such backends belong to one party.",
         choices=("auto", "pass", "drop"),
     )
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
@@ -64,6 +67,8 @@ class BackendSettings:
         "", "Command that runs the engine as a child process of hangup, which restarts it. {port} is the url's."
     )
     spawn_log: str = setting("", "File to which the output of that process is appended; empty: hangup's stderr.")
+    key: Secret = field(default=Secret(), repr=False, compare=False)  # read from its source; a new one makes no new backend
+    hidden_variables: frozenset[str] = field(default=frozenset(), repr=False, compare=False)  # for its engine and commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,8 @@ class Settings:
     admin_token_env: str = setting(
         "", "Environment variable with the token that the admin port requires; mandatory if admin_host is not loopback."
     )
+    admin_token_file: str = setting("", "File with that token; a reload reads it again.")
+    admin_token_command: str = setting("", "Command that prints that token, without a shell; a reload runs it again.")
     admin_names: str = setting(
         "", "Host names, separated by commas, that the admin port answers to besides localhost, admin_host and IP addresses."
     )
@@ -193,12 +200,16 @@ class Settings:
         "OTEL_EXPORTER_OTLP_HEADERS",
         "Environment variable with headers for the collector (name=value,name=value), such as a key.",
     )
+    otlp_headers_file: str = setting("", "File with these headers; a reload reads it again.")
+    otlp_headers_command: str = setting("", "Command that prints these headers, without a shell; a reload runs it again.")
     alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm starts and when it ends.")
     limits: LimitSettings = field(default_factory=LimitSettings, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
     tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; without any, clients need no key."})
     route: tuple[RouteSettings, ...] = field(default=(), metadata={"doc": "Limits and permissions by path."})
     alias: tuple[AliasSettings, ...] = field(default=(), metadata={"doc": "Other names for models."})
+    admin_token: Secret = field(default=Secret(), repr=False, compare=False)  # read from its source
+    otlp_headers: Secret = field(default=Secret(), repr=False, compare=False)
 
 
 LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings, "alias": AliasSettings}

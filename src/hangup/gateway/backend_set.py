@@ -76,11 +76,15 @@ class Backends:
         self.by_name.clear()  # before anything can fail: a retired backend must not be found again
         self.by_name.update({backend.name: backend for backend in backends})
         retired = [self._log.guard("", self._retire, backend) for backend in left]
-        started = [self._log.guard("", self._start, backend, settings, events) for backend in backends]
+        started = [
+            self._log.guard("", self._start, backend, own, settings, events)
+            for backend, own in zip(backends, settings.backend, strict=True)
+        ]
         return all(retired) and all(started)
 
-    def _start(self, backend: Backend, settings: BackendSetSettings, events: BackendEvents) -> None:
-        """Apply new limits to a backend of the configuration, and watch it if it is new."""
+    def _start(self, backend: Backend, own: BackendSettings, settings: BackendSetSettings, events: BackendEvents) -> None:
+        """Apply new limits and a new key to a backend of the configuration, and watch it if it is new."""
+        backend.take_settings(own)
         backend.take_limits(settings.limits)
         if backend.name not in self._watches:
             checks = partial(watch, backend, self.changed, self._found, events.models_reported)

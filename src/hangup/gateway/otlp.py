@@ -22,21 +22,22 @@ class Exporter:
     def __init__(self, endpoint: str, protocol: str, headers: str, timeout_s: float) -> None:
         self._url = endpoint.rstrip("/") + "/v1/traces"
         self._encode, kind = (_protobuf(), "x-protobuf") if protocol == "http/protobuf" else (_json, "json")
-        self._headers = {"content-type": f"application/{kind}", **_read_headers(headers)}
+        self._kind = {"content-type": f"application/{kind}"}
+        self.headers = read_headers(headers)  # of the collector's operator, such as a key
         self._timeout_s = timeout_s
 
     def send(self, spans: list[dict[str, Any]]) -> None:
         """Send the spans; raise OSError or ValueError if the collector does not accept them."""
-        request = urllib.request.Request(self._url, self._encode(spans), self._headers)  # noqa: S310 - from the configuration
+        request = urllib.request.Request(self._url, self._encode(spans), self._kind | self.headers)  # noqa: S310 - from the configuration
         with urllib.request.urlopen(request, timeout=self._timeout_s):  # noqa: S310
             pass
 
 
-def _read_headers(text: str) -> dict[str, str]:
+def read_headers(text: str) -> dict[str, str]:
     """Parse `name=value,name=value`, the format of OTEL_EXPORTER_OTLP_HEADERS."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if any(not name.strip() or not equals for name, equals, _ in pairs):
-        raise HangupError("otlp_headers_env: expected name=value,name=value in that variable")
+        raise HangupError("otlp_headers: expected name=value,name=value")
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import sys
@@ -35,14 +34,11 @@ def listen_for_workers(settings: Settings, count: int) -> list[socket.socket]:
 
 def admin_policy(settings: Settings) -> Policy:
     """Return who may use the admin port; raise if it listens beyond loopback without a token."""
-    variable = settings.admin_token_env
-    token = os.environ.get(variable, "") if variable else ""
-    if variable and not token:
-        raise HangupError(f"admin_token_env names {variable}, which is not set in the environment")
+    token = settings.admin_token.reveal()
     if not token and not is_loopback(settings.admin_host):
         raise HangupError(
             f"the admin port on {settings.admin_host} is reachable from other hosts, so it needs a token\n"
-            "  hint: set admin_token_env to the name of an environment variable that holds one"
+            "  hint: set admin_token_env to the name of an environment variable that holds one, or admin_token_file"
         )
     return Policy.of(token, settings.admin_names, settings.admin_host)
 

@@ -38,7 +38,7 @@ from hangup.gateway.jobs.api import JobApi
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.log import Log
 from hangup.gateway.loop_watch import LoopWatch
-from hangup.gateway.otlp import Exporter
+from hangup.gateway.otlp import Exporter, read_headers
 from hangup.gateway.registry import TURNED_AWAY_MAX
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
@@ -55,7 +55,6 @@ _FIXED = (
     "workers",
     "admin_host",
     "admin_port",
-    "admin_token_env",
     "admin_names",
     "log",
     "log_format",
@@ -65,7 +64,6 @@ _FIXED = (
     "jobs_days",
     "otlp_endpoint",
     "otlp_protocol",
-    "otlp_headers_env",
 )
 _FIXED_LIMITS = (
     "client_silence_s",
@@ -119,7 +117,7 @@ class Server:
     async def run(self, announce: Callable[[str, str], None]) -> None:
         settings = self._configuration.settings
         loop = asyncio.get_running_loop()
-        policy = ports.admin_policy(settings)
+        self._policy = policy = ports.admin_policy(settings)
         data_sock, admin_sock = self._open_ports(settings)
         tls = ports.server_tls(settings)
         self._log = open_log(settings, shared=self._shares_log)
@@ -137,7 +135,7 @@ class Server:
             wal_bytes_max=settings.limits.wal_bytes_max,
             log_event=self._log.event,
         )
-        tracer = _tracer(settings)
+        self._tracer = tracer = _tracer(settings)
         self._discovery = Discovery(self._log)
         self.gateway = gateway = self._make_gateway(await self._with_found_backends(settings), loop, store, tracer)
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
@@ -331,6 +329,8 @@ class Server:
             check_reload(old, new.settings)
             tls = self.gateway.intake.tls
             tls = ports.server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
+            token = ports.admin_policy(new.settings).token_sha256
+            headers = read_headers(new.settings.otlp_headers.reveal())
             whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:
             await self._with_found_backends(old)
@@ -347,6 +347,9 @@ class Server:
         kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
         kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
         self._configuration = new
+        self._policy.token_sha256 = token
+        if self._tracer is not None:
+            self._tracer.take_headers(headers)
         self._discovery.settled()
         self.gateway.intake.tls = tls  # read from the files again, so a reload picks up a renewed certificate
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
@@ -425,8 +428,7 @@ def jobs_path(settings: Settings, port: int) -> str | None:
 def _tracer(settings: Settings) -> Tracer | None:
     if not settings.otlp_endpoint:
         return None
-    limits, variable = settings.limits, settings.otlp_headers_env
-    headers = os.environ.get(variable, "") if variable else ""
+    limits, headers = settings.limits, settings.otlp_headers.reveal()
     exporter = Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, limits.trace_send_s)
     close_s = limits.trace_send_s + 1.0  # enough for one last batch
     return Tracer(exporter, calls_max=limits.traced_calls_max, release_s=limits.trace_release_s, close_s=close_s)

@@ -41,6 +41,10 @@ class Tracer:
         self._closing = threading.Event()
         self._thread = TASKS.thread("traces", self._run)
 
+    def take_headers(self, headers: dict[str, str]) -> None:
+        """Send these headers to the collector from now on."""
+        self._exporter.headers = headers
+
     def begin(self, call: Call, traceparent: bytes | None) -> None:
         """Join the client's trace, or begin one. A trace that the client does not sample is ignored."""
         match = TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None

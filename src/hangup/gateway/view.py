@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from hangup.config import ReaperLimits
+from hangup.config import ReaperLimits, keys
 from hangup.core import reasons
 from hangup.core.admission import BackendLoad, DnsListing
 from hangup.core.call import Call, Phase
@@ -249,7 +249,7 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "quarantined": load.health.quarantined,
         "models": _models(backend),
         "apis": sorted(offer.apis) if offer.apis is not None else None,
-        "client_key": "own" if backend.settings.api_key_env else "pass" if backend.gets_client_key else "drop",
+        "client_key": "own" if keys.has_own_key(backend.settings) else "pass" if backend.gets_client_key else "drop",
         "in_flight": load.in_flight,
         "limit": None if load.is_open and load.limit else load.limit,
         "limit_learned": not load.slots,

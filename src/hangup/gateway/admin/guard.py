@@ -1,6 +1,6 @@
 """Decides who may use the admin port.
 
-- On loopback anybody on this machine may, as with any local tool; elsewhere a token is required (`admin_token_env`).
+- On loopback anybody on this machine may, as with any local tool; elsewhere a token is required (`admin_token`).
 - Another site's web page must not reach it through a browser that can. So the Host header must be a name of ours (against
   DNS rebinding), and a request that changes something must neither come from another origin nor be one that any page can
   send without a preflight (so it needs the header `x-hangup: 1`).
@@ -35,9 +35,9 @@ _PAGE_HEADERS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Policy:
-    """The token's digest (empty: none is required) and the host names that are ours."""
+    """The token's digest (empty: none is required) and the host names that are ours. A reload may change the token."""
 
     token_sha256: bytes = b""
     names: frozenset[str] = frozenset()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from typing import Any
 
 from hangup.config import BackendLimits, BackendSettings, DiscoveredBackend, keys
 from hangup.core.admission import BackendLoad, HealthEvent
 from hangup.core.catalog import Offer
+from hangup.errors import ConfigError
 from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC, Abort, EngineAdapter, Facts, Seen, hosted
 from hangup.gateway.backends.pool import Dial, Pool
 from hangup.gateway.backends.slots import SlotPool
@@ -63,8 +63,9 @@ class Backend:
         self.slots = SlotPool()
         self.last_output_at = -math.inf  # when it last sent anything for a call that has ended
         self.pinned = 0  # live calls that are pinned to a slot
-        # An unset key is an error: no client's request may go out with an empty one.
-        self._key = keys.read(settings.api_key_env, os.environ).encode("ascii") if settings.api_key_env else b""
+        if keys.has_own_key(settings) and not settings.key:  # no client's request may go out with an empty one
+            raise ConfigError([f"backend {self.name}: its key was not read"])
+        self._key = settings.key.reveal().encode("ascii")
         self.passes_client_key = True  # if the backend has no key of its own
         self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not queried yet
         self.models_asked_at: float | None = None
@@ -80,9 +81,15 @@ class Backend:
         self.load.health.failures_max = limits.failures_max
         self.load.limiter.step_slo_s = limits.step_slo_s
 
+    def take_settings(self, settings: BackendSettings) -> None:
+        """Apply the settings of a reload, which differ from the old ones in the secrets alone, if at all."""
+        self.settings = settings
+        self._key = settings.key.reveal().encode("ascii")
+        self._uses = object()
+
     def use_adapter(self, adapter: EngineAdapter, facts: Facts) -> None:
         """Set the kind of engine and what it can do."""
-        self._uses = object()  # marks what was derived for this kind of engine
+        self._uses = object()  # marks what was derived for this kind of engine and this key
         self.adapter = adapter
         self.facts = facts
         if facts.slots and not self._slots_given:

@@ -63,7 +63,7 @@ class Spawned:
         began = loop.time()
         try:
             output = self._open_log()
-            self.process = process = await restart.start(self._words, output)
+            self.process = process = await restart.start(self._words, self._backend.settings.hidden_variables, output)
         except OSError as error:
             self.process = None
             self._up.set()

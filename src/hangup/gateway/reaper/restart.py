@@ -13,7 +13,9 @@ from asyncio.subprocess import DEVNULL, STDOUT, Process
 from typing import BinaryIO
 
 from hangup.config import BackendSettings
+from hangup.config.secrets import environment_without
 from hangup.gateway.backends.pool import Address
+from hangup.gateway.reaper import core_dumps
 
 
 def command(template: str, settings: BackendSettings) -> list[str]:
@@ -27,15 +29,17 @@ def command(template: str, settings: BackendSettings) -> list[str]:
     return words
 
 
-async def start(words: list[str], output: BinaryIO | None = None) -> Process:
-    """Start a process in its own group, so that all of it can be stopped."""
+async def start(words: list[str], hidden: frozenset[str], output: BinaryIO | None = None) -> Process:
+    """Start a process in its own group, so that all of it can be stopped. It does not get the `hidden` variables, which hold
+    others' secrets."""
     return await asyncio.create_subprocess_exec(
         *words,
         stdin=DEVNULL,
         stdout=output if output is not None else sys.stderr,
         stderr=STDOUT if output is not None else sys.stderr,
         start_new_session=True,
-        preexec_fn=_die_with_us if sys.platform == "linux" else None,
+        env=environment_without(hidden),
+        preexec_fn=_die_with_us if sys.platform == "linux" else core_dumps.allow_again,
     )
 
 
@@ -45,6 +49,7 @@ _PR_SET_PDEATHSIG = 1
 
 def _die_with_us() -> None:
     """Ask the kernel to kill the child when the gateway dies, even by kill -9. Runs in the child, before the command."""
+    core_dumps.allow_again()
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -64,10 +69,10 @@ def _signal_group(process: Process, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-async def run(words: list[str], timeout_s: float) -> str:
+async def run(words: list[str], hidden: frozenset[str], timeout_s: float) -> str:
     """Run the command. Return what went wrong, or ""."""
     try:
-        process = await start(words)
+        process = await start(words, hidden)
     except OSError as error:
         return f"{words[0]}: {error.strerror or error}"
     try:

@@ -380,7 +380,9 @@ class BackendWatch:
         if self._spawned is not None:
             why = await self._spawned.restart()
         else:
-            why = await restart.run(restart.command(settings.restart_command, settings), limits.restart_s)
+            why = await restart.run(
+                restart.command(settings.restart_command, settings), settings.hidden_variables, limits.restart_s
+            )
         if why:
             return why
         fault: str | None = ""

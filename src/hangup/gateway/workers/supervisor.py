@@ -65,7 +65,7 @@ class Supervisor:
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
         settings = self._configuration.settings
-        policy = ports.admin_policy(settings)
+        self._policy = policy = ports.admin_policy(settings)
         self._sockets = ports.listen_for_workers(settings, self.count)
         admin_sock = ports.listen("admin_port", settings.admin_host, settings.admin_port, settings)
         self._port: int = self._sockets[0].getsockname()[1]
@@ -299,12 +299,14 @@ class Supervisor:
                 new = await asyncio.to_thread(self._load)
                 check_reload(self._configuration.settings, new.settings)
                 check_for_workers(new.settings)
+                token = ports.admin_policy(new.settings).token_sha256
             except HangupError as error:
                 self._log.event("config_reload_failed", problems=str(error).splitlines())
                 print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
                 return
             self._shown.clear()
             self._configuration = new
+            self._policy.token_sha256 = token
             for worker in self._all.values():
                 worker.channel.send("configuration", packed=self._packed(worker.slot))
 
