@@ -177,7 +177,7 @@ def test_restart_s() -> None:
     async def main() -> None:
         limits = LimitSettings(restart_s=0.1)
         began = time.monotonic()
-        assert "timed out after 0.1 s" in await restart.run(["sleep", "600"], limits.restart_s)
+        assert "timed out after 0.1 s" in await restart.run(["sleep", "600"], frozenset(), limits.restart_s)
         assert time.monotonic() - began < 300
 
     asyncio.run(main())
