@@ -27,6 +27,9 @@ def engine() -> Iterator[StandIn]:
         yield process
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the clients themselves are left to the collector
+
+
 class Leaver:
     """A client that leaves once it has a few chunks."""
 
@@ -95,7 +98,6 @@ SOURCES = [openai_stream, anthropic_stream, anthropic_manager, httpx_manager, ht
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.__name__)
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the clients themselves are left to the collector here
 def test_a_client_that_leaves_stops_the_engine(engine: StandIn, source: Any) -> None:
     before = engine.stats()
 
