@@ -45,11 +45,14 @@ class BackendSetSettings(Protocol):
 class Backends:
     """All backends by name. Each has a health check and a reader of its figures while it is configured."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, log: Log, dials: Mapping[str, Dial]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, log: Log, dials: Mapping[str, Dial], *, has_peers: bool = False
+    ) -> None:
         self.by_name: dict[str, Backend] = {}
         self._loop = loop
         self._log = log
         self._dials = dials  # engines in this process, by name
+        self._has_peers = has_peers
         self._slots = 0
         self._events: BackendEvents | None = None
         self._retired: set[Backend] = set()  # no longer configured; their running calls may finish
@@ -64,7 +67,8 @@ class Backends:
         change in place, and a new one would restart an engine that is a child process."""
         kept = {b.settings: b for b in self.by_name.values() if b.settings.slots or self._slots == settings.slots}
         return [
-            kept.get(s) or Backend(s, settings.limits, self._loop, settings.slots, self._dials.get(s.name))
+            kept.get(s)
+            or Backend(s, settings.limits, self._loop, settings.slots, self._dials.get(s.name), has_peers=self._has_peers)
             for s in settings.backend
         ]
 

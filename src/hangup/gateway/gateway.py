@@ -32,6 +32,7 @@ from hangup.gateway.jobs_port import JobsPort
 from hangup.gateway.log import Log
 from hangup.gateway.pace_watch import PaceWatch
 from hangup.gateway.placement import Placement
+from hangup.gateway.reaper import Peers
 from hangup.gateway.registry import CallRegistry
 from hangup.gateway.request_policy import RequestPolicy
 from hangup.gateway.routing import Routing
@@ -52,17 +53,18 @@ class Gateway:
         tracer: Tracer | None = None,
         *,
         shares_slots: bool = False,
+        peers: Peers | None = None,
     ) -> None:
         limits, provider = settings.limits, settings.jobs == "provider"
         self.loop = loop
         self.log = log
         self.registry: CallRegistry[ClientRequest] = CallRegistry(limits.ended_calls_max)
         self.policy = RequestPolicy(settings, provider=provider)
-        self.backends = Backends(loop, log, dials)
+        self.backends = Backends(loop, log, dials, has_peers=peers is not None)
         self.placement = Placement(limits, self.backends, loop, shares_slots=shares_slots)
         lines = CallLines(log, loop, lambda: self.limits.log_wait_s)
         self.accounting = Accounting(lines, store, tracer, limits)
-        self.stopping = Stopping(self.registry.live, self.placement, log, lines, limits.zombie_stories_max)
+        self.stopping = Stopping(self.registry.live, self.placement, log, lines, limits.zombie_stories_max, peers)
         self.routing = Routing(self.backends, loop, log, self.placement.regroup)
         self.uploads = Uploads()
         self.ends = EndQueue()

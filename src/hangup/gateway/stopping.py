@@ -24,7 +24,7 @@ from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.call_lines import CallLines
 from hangup.gateway.log import Log
 from hangup.gateway.placement import Placed, Placement
-from hangup.gateway.reaper import Reaper
+from hangup.gateway.reaper import Peers, Reaper
 from hangup.gateway.stuck_calls import InEngine
 
 _LOOK_PAUSE = 20  # after a look at all live calls, in terms of the CPU time that it took,
@@ -60,10 +60,16 @@ class Stopping:
     """Ends attempts, and is the reaper's host, which gives it access to calls and places."""
 
     def __init__(
-        self, live: Mapping[str, InEngine], placement: Placement, log: Log, lines: CallLines, stories_max: int
+        self,
+        live: Mapping[str, InEngine],
+        placement: Placement,
+        log: Log,
+        lines: CallLines,
+        stories_max: int,
+        peers: Peers | None = None,
     ) -> None:
         self.aborts = Aborts()
-        self.reaper = Reaper(self.aborts, self, stories_max)
+        self.reaper = Reaper(self.aborts, self, stories_max, peers)
         self.released = asyncio.Event()  # set and cleared at once, to wake all that wait for a release
         self._held: dict[PendingStop, _Held] = {}  # released once, when the reaper is done with the stop
         self._live = live

@@ -138,9 +138,9 @@ class AdminView:
     def drain(self, backend: str, on: bool) -> bool:
         return self._ports.backends.drain(backend, on)
 
-    def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
+    async def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
         found = self._ports.backends.by_name.get(backend)
-        orphans = self._ports.stopping.reaper.orphans(found, end=end) if found is not None else None
+        orphans = await self._ports.stopping.reaper.orphans(found, end=end) if found is not None else None
         if found is None or orphans is None:
             return None
         return {"backend": backend, "orphans": orphans.calls, "means": orphans.means.value, "shared": found.settings.shared}

@@ -35,7 +35,7 @@ a backend with no evidence of queueing: there, only the deadline that the client
 from hangup.core.admission.admission import Action, Admission
 from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
 from hangup.core.admission.fleet import Fleet
-from hangup.core.admission.health import BackendHealth, DnsListing, HealthEvent
+from hangup.core.admission.health import BackendHealth, DnsListing, HealthEvent, Trust
 from hangup.core.admission.limiter import Evidence
 from hangup.core.admission.tenants import Band, TenantTerms
 from hangup.core.admission.ticket import Ticket
@@ -53,4 +53,5 @@ __all__ = [
     "HealthEvent",
     "TenantTerms",
     "Ticket",
+    "Trust",
 ]

@@ -70,6 +70,10 @@ class Members:
         return self.silent_s(member) >= self._silent_max_s
 
     @property
+    def names(self) -> list[str]:
+        return list(self._lives)
+
+    @property
     def leader(self) -> str | None:
         return self._leader
 

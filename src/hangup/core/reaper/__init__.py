@@ -5,6 +5,7 @@ from that report which of them have stopped. `Ladder` decides what to do about t
 """
 
 from hangup.core.reaper.engine_status import EngineStatus, Slot
+from hangup.core.reaper.given_stops import GivenStops
 from hangup.core.reaper.ladder import STEPS, Ladder, LadderStep, LadderTerms, Rung
 from hangup.core.reaper.orphans import Means, Orphans
 from hangup.core.reaper.pending_stops import PendingStop, PendingStops, StopAccount, StopState
@@ -13,6 +14,7 @@ from hangup.core.reaper.stillness import Stillness, Waiting, reading_s
 __all__ = [
     "STEPS",
     "EngineStatus",
+    "GivenStops",
     "Ladder",
     "LadderStep",
     "LadderTerms",

@@ -14,10 +14,10 @@ off; where the next one is off, the ladder stays on the rung below and keeps wat
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hangup.core.reaper.pending_stops import PendingStop
 
@@ -145,6 +145,31 @@ class Ladder:
             return [self._back_off(now, f"the canary failed: {why}")]
         self._tries = 0
         return [self._go(Rung.HEALTHY, now, "the canary succeeded" if self.terms.canary else "recovered; the canary is off")]
+
+    # Another process goes on where this one was
+
+    def record(self, now: float) -> dict[str, Any]:
+        """Return how far the ladder went, in plain values and without times of a clock that others do not have."""
+        return {
+            "rung": self.rung.value,
+            "reason": self.reason,
+            "since_s": now - self.since if self.since > -math.inf else None,
+            "restarts_s": [now - at for at in self._restarts],
+            "wait_s": max(self._not_before - now, 0.0),
+            "tries": self._tries,
+        }
+
+    def resume(self, record: Mapping[str, Any], now: float) -> list[LadderStep]:
+        """Go on from another one's record. A restart that was under way there may have failed half-way: it is not done again
+        unless the engine turns out to need it. A canary is sent again."""
+        self.rung, self.reason, self._tries = Rung(record["rung"]), record["reason"], record["tries"]
+        self.since = now - record["since_s"] if record["since_s"] is not None else -math.inf
+        self._restarts = [now - age_s for age_s in record["restarts_s"]]
+        self._not_before = now + record["wait_s"] if record["wait_s"] else -math.inf
+        self._next.clear()
+        if self.rung is Rung.RESTARTING:
+            return self.restarted(False, now, "the gateway process that ran it has died")
+        return [LadderStep(self.rung.value, self.reason)] if self.rung is Rung.CANARY else []
 
     def _to_canary(self, now: float, reason: str) -> LadderStep:
         self._next.clear()

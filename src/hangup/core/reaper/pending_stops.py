@@ -92,6 +92,7 @@ class PendingStop:
         "figures",
         "grace_s",
         "key",
+        "member",
         "model",
         "reading_s",
         "released",
@@ -119,6 +120,7 @@ class PendingStop:
         tenant: str = "",
         model: str = "",
         cause: str = "",
+        member: str = "",
     ) -> None:
         self.call_id = call_id
         self.key = key or call_id  # the name by which the engine knows the call
@@ -131,6 +133,7 @@ class PendingStop:
         self.tenant = tenant
         self.model = model
         self.cause = cause  # how the call ended
+        self.member = member  # the other gateway process that had the call; "": it was ours
         self.account = StopAccount()
         # Learned afterwards
         self.grace_s = 0.0
@@ -193,6 +196,7 @@ class PendingStops:
         self._others_at_most = math.inf  # the least foreign work seen at any moment
         self._recent: deque[PendingStop] = deque(maxlen=REMEMBERED)  # released, verified or not; newest last
         self._peaks: deque[tuple[float, int]] = deque()  # (time, most answers that we waited for at once since the last look)
+        self._doubted_until = -math.inf  # until then the engine may have work of ours that we do not know of
 
     def __repr__(self) -> str:
         return f"<pending stops held={len(self.held)} zombies={len(self.zombies)} orphans={self.orphans}>"
@@ -205,7 +209,28 @@ class PendingStops:
         """Start to track a call that has ended and that its engine should stop."""
         stop.silent = not first_token
         stop.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
+        self._hold_through_doubt(stop)
         self.held.append(stop)
+
+    def doubt(self, now: float) -> None:
+        """Convict nobody until all work that we may not know of must be gone, by the engine's figures: another process died
+        with calls that it had not reported, or judged the engine until now. Ended calls are held until they can be judged."""
+        self._doubted_until = max(self._doubted_until, now + self.grace_s + self.prefill_grace_s + self.lag_s)
+        self.orphans, self.orphans_since = 0, None
+        for stop in self.held:
+            self._hold_through_doubt(stop)
+
+    def _hold_through_doubt(self, stop: PendingStop) -> None:
+        stop.grace_s = max(stop.grace_s, self._doubted_until - self.lag_s - stop.at)
+
+    def hand_over(self) -> list[PendingStop]:
+        """Drop and return the ended calls, because another process judges the engine from now on."""
+        given, self.held = self.held, []
+        self._recent.clear()
+        self._peaks.clear()
+        self.orphans, self.unexplained, self.frozen_since, self.orphans_since = 0, 0, None, None
+        self._others_at_most = math.inf
+        return given
 
     def extend(self, seconds: float) -> None:
         """Give every ended call more time, because we stood still: the engine may have been told to stop only afterwards."""
@@ -240,7 +265,7 @@ class PendingStops:
         most = max(count for _, count in self._peaks)
         if status.calls is not None:
             released = self._by_name(status.calls, status.cut, asked_at, now)
-            self._count_others(status, max(live - unseen, 0), most)
+            self._count_others(status, now, max(live - unseen, 0), most)
             self._forget(released)
             return released
         exact = status.slots is not None
@@ -313,11 +338,12 @@ class PendingStops:
                 stop.zombie_since = now
         return released
 
-    def _count_others(self, status: EngineStatus, live: int, most: int) -> None:
+    def _count_others(self, status: EngineStatus, now: float, live: int, most: int) -> None:
         """Count the work that belongs neither to a live call nor to an ended one, from an engine that names its calls."""
         ended = sum(stop.key in (status.calls or ()) for stop in self.held)
         self.unexplained = 0 if self.shared else status.work - live - ended
-        self.orphans = 0 if self.shared else max(0, status.work - most - ended)
+        doubted = self.shared or now <= self._doubted_until
+        self.orphans = 0 if doubted else max(0, status.work - most - ended)
 
     def _by_slot(
         self, stops: list[PendingStop], status: EngineStatus, asked_at: float, now: float, pinned: bool
@@ -372,6 +398,8 @@ class PendingStops:
         `beyond` is the work beyond the most that was ours at any time that the figures may date from. It may still include the
         ended calls that are within their grace period (`young`).
         """
+        if now <= self._doubted_until:
+            return
         young = sum(stop.choices for stop in (*self._recent, *stops) if now <= stop.due + self.lag_s)
         sure = beyond - young
         for stop in sorted(stops, key=lambda stop: stop.at):
@@ -416,6 +444,8 @@ class PendingStops:
         """Track whether foreign work can be that of a previous gateway process: it was there from the first look on, and has
         never certainly grown since. Work that appears later belongs to another client; once there is one, foreign work is left
         alone."""
+        if now <= self._doubted_until:
+            return
         self._others_at_most = min(self._others_at_most, max(self.unexplained, 0))
         if self.unexplained <= 0:
             self.orphans_since = None

@@ -126,7 +126,7 @@ async def drain(view: GatewayView, request: Request) -> Answer:
 async def orphans(view: GatewayView, request: Request) -> Answer:
     """Show a backend's orphans; with `DELETE`, an operator declares that nobody waits for them, and they are ended."""
     name = request.path_params["name"]
-    found = view.orphans(name, end=request.method == "DELETE")
+    found = await view.orphans(name, end=request.method == "DELETE")
     return (200, found) if found is not None else _no_such("backend", name)
 
 

@@ -104,7 +104,7 @@ class GatewayView(Protocol):
     def drain(self, backend: str, on: bool) -> bool:
         """Stop sending new calls to a backend, or resume; return False if there is no such backend."""
 
-    def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
+    async def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
         """Return the orphans of a backend, which no call of ours caused, and what is done about them (`end`) or would be; None
         if there is no such backend."""
 

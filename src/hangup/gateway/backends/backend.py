@@ -41,8 +41,11 @@ class Backend:
         loop: asyncio.AbstractEventLoop,
         slots: int = 0,
         dial: Dial | None = None,
+        *,
+        has_peers: bool = False,
     ) -> None:
         self.settings = settings
+        self.has_peers = has_peers  # other gateway processes of the same whole send calls there, too
         self.limits = limits
         self.pool = Pool(settings, limits, loop, dial)
         self.name = settings.name or self.pool.address.authority + self.pool.address.prefix
@@ -95,7 +98,8 @@ class Backend:
         if facts.slots and not self._slots_given:
             self.load.slots = facts.slots
         self.load.limiter.forget(by_tokens=not adapter.hosted)
-        may_pin = adapter.pins_slots and facts.reports_status and self.settings.pin_slots and not self.settings.shared
+        others = self.settings.shared or self.has_peers
+        may_pin = adapter.pins_slots and facts.reports_status and self.settings.pin_slots and not others
         self.slots.resize(facts.slots if may_pin else 0)
         if may_pin:  # slots that are busy already get no call, not even before the first status query
             self.load.occupied = self.slots.occupied(facts.at_work, self.slots.taken)

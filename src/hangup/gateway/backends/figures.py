@@ -36,4 +36,5 @@ def _matters(backend: Backend) -> bool:
     polled."""
     load = backend.load
     waits = load.unstarted > 0 or load.limiter.queues is not Evidence.NONE
-    return waits and not load.slots and backend.reports_status and not backend.adapter.disturbed and not backend.settings.shared
+    others = backend.settings.shared or backend.has_peers  # whose calls may be those that wait
+    return waits and not load.slots and backend.reports_status and not backend.adapter.disturbed and not others

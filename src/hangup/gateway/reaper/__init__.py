@@ -4,8 +4,10 @@ One loop per backend (`watch.py`), outside the data path, sends one status query
 `core/reaper` decides; this package carries out: aborts, restarts (`restart.py`, `process.py`) and the canary (`canary.py`).
 """
 
+from hangup.gateway.reaper.peers import Answers, Peers
 from hangup.gateway.reaper.reaper import BackendView, Reaper, Zombie
 from hangup.gateway.reaper.stats import ReaperStats
-from hangup.gateway.reaper.watch import BackendWatch, WatchHost
+from hangup.gateway.reaper.trouble import WatchHost
+from hangup.gateway.reaper.watch import BackendWatch
 
-__all__ = ["BackendView", "BackendWatch", "Reaper", "ReaperStats", "WatchHost", "Zombie"]
+__all__ = ["Answers", "BackendView", "BackendWatch", "Peers", "Reaper", "ReaperStats", "WatchHost", "Zombie"]

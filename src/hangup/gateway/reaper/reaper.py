@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from hangup.core.admission import Trust
+from hangup.core.members import EndedCall, Found
 from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
+from hangup.gateway.reaper.peers import Peers
 from hangup.gateway.reaper.stats import ReaperStats
-from hangup.gateway.reaper.watch import BackendWatch, WatchHost
+from hangup.gateway.reaper.trouble import WatchHost
+from hangup.gateway.reaper.watch import BackendWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,9 @@ class BackendView:
 
 
 class Reaper:
-    def __init__(self, aborts: Aborts, host: WatchHost, stories_max: int) -> None:
+    def __init__(self, aborts: Aborts, host: WatchHost, stories_max: int, peers: Peers | None = None) -> None:
         self._aborts = aborts
+        self._peers = peers
         self._host = host
         self._watches: dict[Backend, BackendWatch] = {}
         self.stats = ReaperStats(self._watches.values(), stories_max)
@@ -52,7 +58,7 @@ class Reaper:
         """Start to watch a backend of the configuration, or give new limits to one that is watched already."""
         watch = self._watches.get(backend)
         if watch is None:
-            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.stats)
+            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.stats, self._peers)
         else:
             watch.take_limits()
 
@@ -75,11 +81,64 @@ class Reaper:
         """Stop watching a backend that has left the configuration and has no calls any more."""
         watch = self._watches.pop(backend, None)
         if watch is not None:
+            watch.let_go()
             await watch.close()
 
     async def close(self) -> None:
         for backend in list(self._watches):
-            await self.forget(backend)
+            await self._watches.pop(backend).close()
+
+    # Several processes: one of them judges all backends
+
+    def lead(self, calls: Iterable[EndedCall], steps: Mapping[str, Mapping[str, Any]]) -> None:
+        """Judge all backends from now on. `calls` have ended and are not known to have stopped; `steps` say how far the ladder
+        went on each backend."""
+        by_name: dict[str, list[EndedCall]] = {}
+        for call in calls:
+            by_name.setdefault(call.backend, []).append(call)
+        for name, watch in self._by_name().items():
+            watch.lead(by_name.get(name, ()), steps.get(name))
+
+    def follow(self) -> None:
+        """Leave the judgement of all backends to another process."""
+        for watch in self._watches.values():
+            watch.follow()
+
+    def take_calls(self, calls: Iterable[EndedCall]) -> list[EndedCall]:
+        """Take ended calls of other processes; return those of backends that are not known here."""
+        by_name, unknown = self._by_name(), list[EndedCall]()
+        for call in calls:
+            watch = by_name.get(call.backend)
+            if watch is None:
+                unknown.append(call)
+            else:
+                watch.take_calls([call])
+        return unknown
+
+    def doubt(self) -> None:
+        """Allow for work that nobody knows of, because another process died."""
+        for watch in self._watches.values():
+            watch.doubt()
+
+    def found(self, row: Found) -> PendingStop | None:
+        """Take what another process found out about an ended call of ours; return the call if this is news."""
+        watches = [watch for watch in self._watches.values() if watch.backend.name == row.call.backend]
+        return next((stop for watch in watches if (stop := watch.found(row)) is not None), None)
+
+    def take_trust(self, backend: str, trust: Trust) -> None:
+        watch = self._by_name().get(backend)
+        if watch is not None:
+            watch.take_trust(trust)
+
+    def backends_named(self, name: str) -> list[Backend]:
+        """Return the backends of this name: after a reload there may be two, of which one has only old calls."""
+        return [backend for backend in self._watches if backend.name == name]
+
+    def _by_name(self) -> dict[str, BackendWatch]:
+        """Return the watches by the names of their backends; after a reload two may have the same, and the later one counts."""
+        return {watch.backend.name: watch for watch in self._watches.values()}
+
+    # What others see
 
     def zombies_since(self, backend: Backend, since: float) -> list[PendingStop]:
         """Return the backend's zombies of now, and those that ended since then."""
@@ -88,13 +147,13 @@ class Reaper:
         ended = [stop for name, stop in self.stats.zombies if name == backend.name and stop.state is not StopState.ZOMBIE]
         return now + [stop for stop in ended if stop.released_at is not None and stop.released_at >= since]
 
-    def orphans(self, backend: Backend, *, end: bool) -> Orphans | None:
+    async def orphans(self, backend: Backend, *, end: bool) -> Orphans | None:
         """Return what a backend runs that belongs to nobody, and what can be done about it; None if the backend is unknown.
         `end`: do it."""
         watch = self._watches.get(backend)
         if watch is None:
             return None
-        return watch.end_orphans() if end else watch.orphans()
+        return await watch.end_orphans() if end else watch.orphans()
 
     def status(self, backend: Backend) -> EngineStatus | None:
         """Return the last status that a backend reported."""

@@ -9,83 +9,71 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any
 
-from hangup.core.admission import HealthEvent
+from hangup.core.admission import HealthEvent, Trust
+from hangup.core.members import EndedCall, Found
 from hangup.core.reaper import (
     EngineStatus,
+    GivenStops,
     Ladder,
     LadderStep,
-    LadderTerms,
     Means,
     Orphans,
     PendingStop,
     PendingStops,
     Rung,
-    Stillness,
     StopState,
-    Waiting,
 )
 from hangup.errors import EngineFault, EngineSilent, OutOfResources
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.adapters import EngineAdapter, Seen
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
-from hangup.gateway.backends.health import check
 from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
-from hangup.gateway.reaper import canary, restart
+from hangup.gateway.reaper import renewal
+from hangup.gateway.reaper.peers import Peers, SharedBackend, stop_of
 from hangup.gateway.reaper.process import Spawned
 from hangup.gateway.reaper.stats import ReaperStats
+from hangup.gateway.reaper.trouble import EngineTrouble, WatchHost
 from hangup.tasks import TASKS, in_slices
 
 _FIRST_LOOK_S = 0.02  # after a call ended: most engines have stopped it by then
 _FRESH_S = 0.5  # for so long after a call ended the quicker pace is worthwhile
 _BLIND_PACE_S = 0.05  # pause between checks of pending calls on an engine that reports no status
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has probably died of it
-_HEALTH_PAUSE_S = 0.2
+_FORGOTTEN_S = 30.0  # after its grace period; then an ended call that another process judges is released unverified
 _JUST_AFTER_S = 0.001
-
-
-class WatchHost(Protocol):
-    """The reaper's host, which owns the slots and writes the log."""
-
-    def release(self, backend: Backend, stop: PendingStop) -> None:
-        """Free the slot of a pending call, if it has one."""
-
-    def load_changed(self, backend: Backend) -> None: ...
-
-    def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
-        """Return the live calls that wait for output of the backend, and when it last sent anything."""
-
-    async def abandon(self, backend: Backend, why: str) -> int:
-        """Move the backend's live calls elsewhere, or fail them with the reason. Return how many there were."""
-
-    def keys(self, backend: Backend) -> set[str]:
-        """Return the keys by which the backend knows our live calls."""
-
-    def log_event(self, event: str, **fields: object) -> None: ...
+_EVENTS_TO = {  # from any state
+    Trust.TRUSTED: (HealthEvent.TAKEN_BACK,),
+    Trust.SUSPECTED: (HealthEvent.TAKEN_BACK, HealthEvent.GRACE_OVER),
+    Trust.DEGRADED: (HealthEvent.TAKEN_BACK, HealthEvent.FOUND_ZOMBIE),
+    Trust.QUARANTINED: (HealthEvent.QUARANTINED,),
+}
 
 
 class BackendWatch:
-    def __init__(self, backend: Backend, aborts: Aborts, host: WatchHost, stats: ReaperStats) -> None:
+    def __init__(
+        self, backend: Backend, aborts: Aborts, host: WatchHost, stats: ReaperStats, peers: Peers | None = None
+    ) -> None:
         self.backend = backend
-        self.ladder = Ladder(_terms(backend))
+        self.ladder = Ladder(renewal.ladder_terms(backend))
         self.pending_stops = PendingStops(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
         self.status: EngineStatus | None = None  # the latest
         self._aborts = aborts
         self._host = host
         self._stats = stats
+        self._shared = SharedBackend(backend.name, peers)
+        self._given = GivenStops()  # while another process judges the backend
+        self._others_live = 0  # calls that other processes have there, by the last count
+        self._resumed: list[LadderStep] = []  # steps of the process that judged it before, to be finished
         self._adapter: EngineAdapter | None = None
         self._reports_status = False
         self._judged = False  # pending calls are judged by the engine's own status
         self._named: set[str] = set()  # keys of the zombies that were logged
-        self._orphans_to_end = False  # an operator declared that nobody waits for the orphans
-        self._stillness = Stillness()
-        self._waiting: Sequence[Waiting] = ()  # the backend's live calls at the last check
-        self._last_output_at = -math.inf  # when the backend had last sent anything for one of them
-        self._stood_still_until = -math.inf  # while this process did not run, silence says nothing about the engine
+        self._trouble = EngineTrouble(backend, self.pending_stops, host, self._shared)
         self._stood_still_s = BEATS.stood_still_s()  # in all, up to the last look
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
@@ -102,15 +90,85 @@ class BackendWatch:
     def add(self, stop: PendingStop, *, first_token: bool) -> None:
         """Take a call that ended while the engine worked on it."""
         self._learn()
-        self.pending_stops.add(stop, first_token=first_token or not self._reports_status)
+        stop.silent = not first_token
+        self._shared.hand_in(stop)
+        if self._shared.leads:
+            self._take(stop)
+        else:
+            stop.grace_s = self.pending_stops.grace_s
+            self._given.add(stop)
+
+    def _take(self, stop: PendingStop) -> None:
+        self.pending_stops.add(stop, first_token=not stop.silent or not self._reports_status)
         self._aborted_at = stop.at
         self._wake.set()
         if stop.due < self._due:
             self._look_again_at(stop.due)
 
+    # Several processes
+
+    def lead(self, calls: Iterable[EndedCall], step: Mapping[str, Any] | None) -> None:
+        """Judge the backend for all from now on, and go on where another process was. `calls` are all that have ended and are
+        not known to have stopped."""
+        now = self._asked_at = self._answered_at = time.monotonic()
+        self._learn()
+        self._trouble.stillness.reset()
+        self.pending_stops.doubt(now)
+        self.take_calls(calls)
+        for stop in self._given.take_all():  # handed in, and on their way
+            self._take(stop)
+        self._resumed = self.ladder.resume(step, now) if step is not None else []
+        self._wake.set()
+
+    def take_calls(self, calls: Iterable[EndedCall]) -> None:
+        """Take ended calls of other processes, and our own that they judged until now."""
+        now = time.monotonic()
+        for call in calls:
+            stop = self._given.take(call.key) or stop_of(call, now)
+            stop.silent = call.silent
+            self._take(stop)
+            stop.zombie_since, stop.aborts = now if call.zombie else stop.zombie_since, call.aborts
+
+    def doubt(self) -> None:
+        """Allow for work that nobody knows of: another process died, and may have had calls that it had not reported yet."""
+        self.pending_stops.doubt(time.monotonic())
+
+    def follow(self) -> None:
+        """Leave the judgement to another process from now on."""
+        self._task.cancel()
+        self._look_again_at(math.inf)
+        for stop in self.pending_stops.hand_over():
+            if not stop.member:
+                self._given.add(stop)
+        self.ladder = Ladder(renewal.ladder_terms(self.backend))
+        self._resumed, self._others_live = [], 0
+        self._task = TASKS.keep("reaper", self._run)
+
+    def let_go(self) -> None:
+        """Tell other processes that their ended calls are not judged here any more."""
+        for stop in self.pending_stops.held:
+            if stop.member:
+                self._shared.publish(stop, StopState.UNVERIFIED)
+
+    def found(self, row: Found) -> PendingStop | None:
+        """Take what another process found out about an ended call of ours; return the call if this is news."""
+        state = StopState(row.state)
+        stop = self._given.found(row.call.key, state, row.tokens_now, row.call.aborts, time.monotonic())
+        if stop is not None and state is not StopState.ZOMBIE:
+            self._host.release(self.backend, stop)
+        return stop
+
+    def take_trust(self, trust: Trust) -> None:
+        """Take another process's word for how far the engine can be trusted."""
+        health = self.backend.load.health
+        if health.trust is not trust:
+            for event in _EVENTS_TO[trust]:
+                health.apply(event)
+            self._host.load_changed(self.backend)
+
     def take_limits(self) -> None:
         """Apply the backend's new limits."""
-        self.ladder.terms = _terms(self.backend)
+        self.ladder.terms = renewal.ladder_terms(self.backend)
         self.pending_stops.prefill_grace_s = self.backend.limits.prefill_grace_s
         self._adapter = None  # makes `_learn` compute the grace period again
         self._learn()
@@ -126,18 +184,21 @@ class BackendWatch:
             self.pending_stops.orphans,
             named=self.status is not None and self.status.calls is not None and self.backend.facts.can_abort,
             restart=self.ladder.terms.quarantine and self.ladder.terms.restart,
-            closes=self.ladder.terms.quarantine and self._full_of_orphans(),
+            closes=self.ladder.terms.quarantine and self._trouble.full_of_orphans(),
         )
 
-    def end_orphans(self) -> Orphans:
+    async def end_orphans(self) -> Orphans:
         """End the orphans, because an operator declares that nobody waits for them. Our own live calls on the engine are not
         harmed."""
         found = self.orphans()
         if found.means is Means.ABORT and self.status is not None and self.status.calls is not None:
-            ours = self._host.keys(self.backend) | {stop.key for stop in self.pending_stops.held}
-            for key in self.status.calls.keys() - ours:
+            running, others = self.status.calls.keys(), await self._shared.keys()
+            if others is None:
+                return found._replace(means=Means.NOTHING)
+            ours = self._host.keys(self.backend) | others | {stop.key for stop in self.pending_stops.held}
+            for key in running - ours:
                 self._aborts.send(self.backend, key)
-        self._orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
+        self._trouble.orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
         self._log_event("orphans_kill_requested", count=found.calls, means=found.means.value)
         self._wake.set()
         return found
@@ -161,7 +222,8 @@ class BackendWatch:
 
     async def _pause(self) -> None:
         """Wait until there is something to check and the engine may be queried again."""
-        if not self.pending_stops.held and self.ladder.rung is Rung.HEALTHY and not self.backend.slots.in_doubt:
+        idle = not self._resumed and not self.pending_stops.held and self.ladder.rung is Rung.HEALTHY
+        if idle and not self.backend.slots.in_doubt:
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
@@ -185,6 +247,12 @@ class BackendWatch:
     async def _look(self) -> None:
         self._learn()
         self._allow_for_standstill()
+        if not self._shared.leads:
+            for stop in self._given.take_forgotten(time.monotonic(), _FORGOTTEN_S):
+                self._host.release(self.backend, stop)
+            return
+        resumed, self._resumed = self._resumed, []
+        await self._take_steps(resumed)
         self._asked_at = asked_at = time.monotonic()
         if self._reports_status and self.ladder.rung is not Rung.RESTARTING:
             await self._ask(asked_at)
@@ -193,11 +261,10 @@ class BackendWatch:
             await self._release(self.pending_stops.take_expired(asked_at), StopState.UNVERIFIED)
         now = time.monotonic()
         load = self.backend.load
-        still_s = self._still_s(now)
-        trouble = self._trouble(now, still_s)
-        live = load.in_flight - load.held
-        for step in self.ladder.advance(now, self.pending_stops.zombies, trouble, live):
-            await self._carry_out(step)
+        still_s = await self._trouble.still_s(None if self._unanswered else self.status, now)
+        trouble = self._trouble.text(now, still_s, self.ladder, self._answered_at, unanswered=self._unanswered)
+        live = load.in_flight - load.held + self._others_live
+        await self._take_steps(self.ladder.advance(now, self.pending_stops.zombies, trouble, live))
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
             await self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
         self._apply_health_event(self._health_event(time.monotonic()))
@@ -217,6 +284,8 @@ class BackendWatch:
 
     async def _ask(self, asked_at: float) -> None:
         backend, pending = self.backend, self.pending_stops
+        if await self._shared.count_before():
+            self._asked_at = asked_at = time.monotonic()
         placed, taken = backend.load.placed, backend.slots.taken
         try:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
@@ -224,13 +293,14 @@ class BackendWatch:
             now = time.monotonic()
             if now - asked_at > self.backend.limits.status_timeout_s + STOOD_STILL_S:
                 # This process stood still, stopped or short of CPU: the engine's answer may be waiting to be read.
-                self._stood_still_until, self._asked_at = now, self._answered_at
+                self._trouble.stood_still_until, self._asked_at = now, self._answered_at
                 return
             pending.unanswered(asked_at, now)
             self._name_zombies()
             return
         except OutOfResources:  # this process could not ask: that says nothing about the engine
-            self._stood_still_until, self._answered_at = time.monotonic(), asked_at  # at the usual pace: it fails at once
+            self._trouble.stood_still_until = time.monotonic()
+            self._answered_at = asked_at  # at the usual pace: it fails at once
             return
         except EngineFault as fault:
             await self._engine_unreachable(fault)
@@ -243,11 +313,18 @@ class BackendWatch:
         if status is None:
             await self._release(pending.take_expired(now), StopState.UNVERIFIED)
             return
+        others = await self._shared.count_after()
+        if others is None:  # what others have there is unknown, so nobody can be judged
+            return
         load = backend.load
+        self._others_live = others.calls
         pinned = backend.pinned == load.in_flight - load.held
         orphans = pending.orphans
-        unseen = max(load.placed - placed, load.unstarted if backend.adapter.counts_steps else 0)
-        stopped = pending.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
+        unseen = load.placed - placed + others.placed_between
+        if backend.adapter.counts_steps:
+            unseen = max(unseen, load.unstarted + others.unstarted)
+        live, peak = load.choices + others.live, load.take_peak() + others.peak
+        stopped = pending.observe(status, asked_at, now, live, peak, unseen=unseen, pinned=pinned)
         await self._release(stopped, StopState.VERIFIED)
         await self._release(pending.take_expired(now), StopState.UNVERIFIED)
         self._name_zombies()
@@ -281,60 +358,8 @@ class BackendWatch:
         self.pending_stops.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.pending_stops.lag_s = backend.adapter.lag_s if judged else 0.0
 
-    def _trouble(self, now: float, still_s: float) -> str:
-        """Return what is wrong besides zombies, or ""."""
-        limits, pending = self.backend.limits, self.pending_stops
-        silent_s = now - max(self._answered_at, self._stood_still_until)
-        if silent_s >= limits.wedge_s and self.backend.load.health.up:
-            return f"no status report from the engine for {silent_s:.0f} s"
-        if pending.zombies and still_s >= limits.still_s:
-            return f"no call made progress for {still_s:.0f} s, and {pending.zombies[0].call_id} still runs"
-        # Calls that were moved away from a quarantined engine are pending with a new grace period; that does not make the
-        # engine any livelier.
-        late = pending.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(pending.held))
-        if self._unanswered and still_s >= limits.still_s and late:
-            return f"no call made progress for {still_s:.0f} s, and no status report from the engine for {silent_s:.0f} s"
-        frozen_s = min(pending.frozen_s(now), still_s if self._waiting else now - self._last_output_at)
-        if frozen_s >= limits.wedge_s:
-            return f"busy for {frozen_s:.0f} s without progress"
-        if still_s >= limits.wedge_s:
-            return f"busy for {still_s:.0f} s without progress on any call"
-        slot = pending.frozen_slot(now)
-        if slot is not None and slot[1] >= limits.wedge_s:
-            return f"slot {slot[0]} busy for {slot[1]:.0f} s without progress"
-        return self._orphaned(now)
-
-    def _orphaned(self, now: float) -> str:
-        """Return why orphans need action, or "": they are worth a restart, or a quarantine if they leave no room."""
-        limits, pending = self.backend.limits, self.pending_stops
-        if self._orphans_to_end:
-            self._orphans_to_end = pending.unexplained > 0
-        if self._orphans_to_end:
-            return "an operator requested a kill of its orphans"
-        if not limits.orphans_s or pending.orphaned_s(now) < limits.orphans_s:
-            return ""
-        if not self.ladder.terms.restart and not self._full_of_orphans():
-            return ""
-        return f"{pending.orphans} orphans ran before this gateway started, and no other client seems to use the engine"
-
-    def _full_of_orphans(self) -> bool:
-        return 0 < self.backend.load.slots <= self.pending_stops.orphans
-
-    def _still_s(self, now: float) -> float:
-        """Return for how long the engine has sent nothing to any live call; look at calls only if its status is frozen."""
-        status, pending = None if self._unanswered else self.status, self.pending_stops
-        self._waiting = ()
-        if status is not None and not status.work:
-            self._stillness.reset()
-            return -math.inf
-        if status is not None and status.shows_progress and pending.frozen_since is None:
-            return -math.inf
-        self._waiting, last_output_at = self._host.waiting(self.backend)
-        self._last_output_at = max(last_output_at, self._stood_still_until)
-        return self._stillness.look(self._waiting, self._last_output_at, now)
-
     async def _abandon(self, why: str) -> None:
-        count = await self._host.abandon(self.backend, why)
+        count = await self._host.abandon(self.backend, why) + await self._shared.abandon(why)
         if count:
             self._log_event("calls_evicted", calls=count, reason=why)
 
@@ -348,6 +373,12 @@ class BackendWatch:
         await self._release(self.pending_stops.take_expired(now), StopState.UNVERIFIED)
 
     # Actions
+
+    async def _take_steps(self, steps: Sequence[LadderStep]) -> None:
+        """Take steps, unless another process judges the engine by now."""
+        if steps and await self._shared.may_take(self.ladder.record(time.monotonic()), self.pending_stops.zombies):
+            for step in steps:
+                await self._carry_out(step)
 
     async def _carry_out(self, step: LadderStep) -> None:
         self._stats.steps[self.backend.name, step.what] += 1
@@ -367,44 +398,17 @@ class BackendWatch:
 
     async def _restart(self) -> None:
         await self._abandon("hangup is restarting the engine.")
-        why = await self._start_anew()
+        why = await renewal.start_anew(self.backend, self._spawned)
         if not why:
-            self._stillness.reset()
+            self._trouble.stillness.reset()
             await self._release(self.pending_stops.reset(), StopState.RESTARTED)
             self.backend.facts_known = False
-        for step in self.ladder.restarted(not why, time.monotonic(), why):
-            await self._carry_out(step)
-
-    async def _start_anew(self) -> str:
-        settings, limits = self.backend.settings, self.backend.limits
-        if self._spawned is not None:
-            why = await self._spawned.restart()
-        else:
-            why = await restart.run(
-                restart.command(settings.restart_command, settings), settings.hidden_variables, limits.restart_s
-            )
-        if why:
-            return why
-        fault: str | None = ""
-        try:
-            async with asyncio.timeout(limits.restart_s):
-                while fault := await _checked(self.backend):  # noqa: ASYNC110 (nobody will tell)
-                    await asyncio.sleep(_HEALTH_PAUSE_S)
-        except TimeoutError:
-            return f"still unhealthy after {limits.restart_s:g} s: {fault}"
-        return ""
+            await self._shared.restarted()
+        await self._take_steps(self.ladder.restarted(not why, time.monotonic(), why))
 
     async def _canary(self) -> None:
-        why = await self._send_canary() if self.backend.settings.canary else ""
-        for step in self.ladder.canary(not why, time.monotonic(), why):
-            await self._carry_out(step)
-
-    async def _send_canary(self) -> str:
-        while True:
-            try:
-                return await canary.send(self.backend, self.backend.limits.canary_s)
-            except OutOfResources:  # nothing was learned about the engine, which a few failed canaries would restart
-                await asyncio.sleep(_HEALTH_PAUSE_S)
+        why = await renewal.send_canary(self.backend) if self.backend.settings.canary else ""
+        await self._take_steps(self.ladder.canary(not why, time.monotonic(), why))
 
     async def _release(self, stops: Iterable[PendingStop], how: StopState) -> None:
         await in_slices(partial(self._release_one, how), stops)
@@ -417,6 +421,9 @@ class BackendWatch:
         if stop.zombie_since is not None:
             what = {"after_s": round(now - stop.at, 3), "tokens": stop.tokens_after, "tokens_exact": stop.tokens_exact}
             self._log_event("zombie_gone", id=stop.call_id, slot=stop.slot, **what)
+        self._shared.publish(stop, how)
+        if stop.member:
+            return
         try:
             self._host.release(self.backend, stop)
         except Exception as error:  # the others are not pending any more either, and nobody else would free their slots
@@ -428,12 +435,17 @@ class BackendWatch:
         for stop in self.pending_stops.zombies:
             if stop.key not in known:
                 self._stats.remember(self.backend.name, stop)
+                self._shared.publish(stop, StopState.ZOMBIE)
                 since_s = round(time.monotonic() - stop.at, 3)
                 self._log_event("zombie_found", id=stop.call_id, slot=stop.slot, since_s=since_s, tokens=stop.tokens_since)
 
     def _apply_health_event(self, event: HealthEvent) -> None:
-        if self.backend.load.health.apply(event):
+        health = self.backend.load.health
+        before = health.trust
+        if health.apply(event):
             self._host.load_changed(self.backend)
+        if health.trust is not before:
+            self._shared.publish_trust(health.trust.value)
 
     def _health_event(self, now: float) -> HealthEvent:
         """Return what this look means for the backend's health."""
@@ -466,25 +478,3 @@ class BackendWatch:
 
     def _log_event(self, event: str, **fields: object) -> None:
         self._host.log_event(event, backend=self.backend.name, **fields)
-
-
-async def _checked(backend: Backend) -> str | None:
-    try:
-        return await check(backend)
-    except OutOfResources as lack:
-        return lack.detail
-
-
-def _terms(backend: Backend) -> LadderTerms:
-    settings, limits = backend.settings, backend.limits
-    return LadderTerms(
-        aborts_max=limits.abort_again_max if settings.abort_again else 0,
-        abort_backoff_s=limits.abort_backoff_s,
-        quarantine=settings.quarantine,
-        restart=bool(settings.restart_command or settings.spawn),
-        force=settings.restart_force,
-        restart_wait_s=limits.restart_wait_s,
-        restarts_per_hour=limits.restarts_per_hour_max,
-        canary=settings.canary,
-        wedge_s=limits.wedge_s,
-    )

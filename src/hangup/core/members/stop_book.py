@@ -1,0 +1,107 @@
+"""The hub's record of all members' ended calls that engines have not confirmed to have stopped, and of the ladders' steps.
+
+One member, the leader, judges the engines for all. Members hand their ended calls to the hub, which passes them on to the
+leader. What the leader found goes back to the member that had the call:
+
+    member ── ended calls ──▶ hub ──▶ leader ── found, with its term ──▶ hub ──▶ member
+
+The leader records each step of the ladder here before it takes it. So the next leader gets all that is open, goes on where the
+last one was, and does nothing again. What a leader of an older term finds or wants to do does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ZOMBIE = "zombie"  # of the states of a stop, the only one with which it stays open
+
+
+class EndedCall(NamedTuple):
+    """A call that ended while an engine worked on it. A row of messages: plain values only."""
+
+    key: str  # the engine's name for it
+    backend: str
+    id: str
+    age_s: float  # since its end
+    silent: bool  # it had no first token
+    tokens: int
+    choices: int
+    reading_s: float | None
+    abort_sent: bool
+    tenant: str
+    model: str
+    cause: str
+    member: str = ""  # whose call it was; the hub notes it
+    zombie: bool = False  # it was found to run on
+    aborts: int = 0  # further ones
+
+
+class Found(NamedTuple):
+    """What the leader found out about an ended call. A row of messages."""
+
+    call: EndedCall
+    state: str  # a `StopState`
+    tokens_now: int | None = None
+
+
+Step = Mapping[str, Any]  # how far the ladder went on a backend, as the leader wrote it; only leaders read it
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    call: EndedCall
+    ended_at: float  # by the hub's clock
+
+
+class StopBook:
+    """The ended calls that are open, and the last step on each backend."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], _Open] = {}  # by backend and key
+        self.steps: dict[str, Step] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def is_open(self, backend: str, key: str) -> bool:
+        return (backend, key) in self._open
+
+    def add(self, member: str, calls: Iterable[EndedCall], now: float) -> list[EndedCall]:
+        """Note ended calls of a member; return those that the leader must be told of."""
+        new = []
+        for call in calls:
+            place = call.backend, call.key
+            if place not in self._open:
+                new.append(call._replace(member=member))
+                self._open[place] = _Open(new[-1], now - call.age_s)
+        return new
+
+    def open_calls(self, now: float) -> list[EndedCall]:
+        """Return all that is open, oldest first: what a new leader must know."""
+        rows = sorted(self._open.values(), key=lambda row: row.ended_at)
+        return [row.call._replace(age_s=now - row.ended_at) for row in rows]
+
+    def found(self, leader: str, rows: Iterable[Found], now: float) -> dict[str, list[Found]]:
+        """Note what the leader found out; return what to tell whom. Its own calls have no member's name."""
+        told: dict[str, list[Found]] = {}
+        for row in rows:
+            place, member = (row.call.backend, row.call.key), row.call.member or leader
+            if row.state != ZOMBIE:
+                self._open.pop(place, None)
+            else:  # open, or believed gone before
+                self._open[place] = _Open(row.call._replace(member=member), now - row.call.age_s)
+            if member != leader:
+                told.setdefault(member, []).append(row)
+        return told
+
+    def take(self, backend: str, step: Step) -> None:
+        """Note a step that the leader is about to take."""
+        self.steps[backend] = step
+
+    def keep_only(self, backends: Iterable[str]) -> None:
+        """Forget backends that are no longer configured."""
+        kept = set(backends)
+        self.steps = {name: step for name, step in self.steps.items() if name in kept}
+        self._open = {place: row for place, row in self._open.items() if place[0] in kept}

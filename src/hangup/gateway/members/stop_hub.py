@@ -1,0 +1,163 @@
+"""The hub's part in the judgement of engines: passes ended calls on to the leader and its findings back, and asks all members
+on its behalf."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hangup.core.members import EndedCall, Found, Members, StopBook
+from hangup.gateway.members.peers import ANSWER_S
+
+Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the message, and its fields
+
+
+class _Question:
+    """A question of the leader that members have not all answered yet."""
+
+    __slots__ = ("asked_by", "expected", "number", "rows", "timer")
+
+    def __init__(self, asked_by: str, number: int, expected: tuple[str, ...]) -> None:
+        self.asked_by = asked_by
+        self.number = number  # of the leader's request
+        self.expected = expected
+        self.rows: dict[str, Any] = {}
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class StopHub:
+    """`tell` sends a message to a member, or drops it if that member is gone."""
+
+    def __init__(self, tell: Tell, members: Members) -> None:
+        self._tell = tell
+        self._members = members
+        self._book = StopBook()
+        self._trust: dict[str, str] = {}  # by backend
+        self._told_term = 0  # the term that all members know
+        self._asked = 0
+        self._questions: dict[int, _Question] = {}
+
+    def close(self) -> None:
+        for question in self._questions.values():
+            if question.timer is not None:
+                question.timer.cancel()
+        self._questions.clear()
+
+    # Who is there
+
+    def joined(self, member: str) -> None:
+        """Tell a new member what it must know. Call this after it has joined."""
+        if self._trust:
+            self._tell(member, "trust", {"trust": self._trust})
+        self.follow_leader()
+
+    def left(self, member: str, *, died: bool) -> None:
+        """Go on without a member. Call this after it has left."""
+        self.follow_leader()
+        leader = self._members.leader
+        if died and leader is not None:
+            self._tell(leader, "member_died", {})
+        for number, question in list(self._questions.items()):
+            if member == question.asked_by:
+                self._end(number)
+            elif member in question.expected:
+                self._answer_if_over(number, gone=member)
+
+    def follow_leader(self) -> None:
+        """Tell all who judges the engines, if that has changed."""
+        term, leader = self._members.term, self._members.leader
+        if term == self._told_term:
+            return
+        self._told_term = term
+        for member in self._members.names:
+            fields: dict[str, Any] = {"term": term, "leads": member == leader}
+            if member == leader:
+                fields |= {"calls": self._book.open_calls(time.monotonic()), "steps": self._book.steps}
+            self._tell(member, "leader", fields)
+
+    def is_open(self, backend: str, key: str) -> bool:
+        """Return whether a call is known to have ended, and not to have stopped."""
+        return self._book.is_open(backend, key)
+
+    # Messages of members
+
+    def handle(self, member: str, kind: str, message: Mapping[str, Any]) -> bool:
+        """Handle a message of a member; return False if it is about something else."""
+        handler = self._HANDLERS.get(kind)
+        if handler is not None:
+            handler(self, member, message)
+        return handler is not None
+
+    def _leads(self, member: str, message: Mapping[str, Any]) -> bool:
+        return member == self._members.leader and message["term"] == self._members.term
+
+    def _ended(self, member: str, message: Mapping[str, Any]) -> None:
+        new = self._book.add(member, (EndedCall(*row) for row in message["calls"]), time.monotonic())
+        leader = self._members.leader
+        if new and leader is not None and leader != member:
+            self._tell(leader, "ended", {"calls": new})
+
+    def _found(self, member: str, message: Mapping[str, Any]) -> None:
+        if self._leads(member, message):
+            self._note_found(member, message["rows"])
+
+    def _note_found(self, leader: str, rows: list[tuple[Any, ...]]) -> None:
+        found = [Found(EndedCall(*call), state, tokens_now) for call, state, tokens_now in rows]
+        for owner, news in self._book.found(leader, found, time.monotonic()).items():
+            self._tell(owner, "found", {"rows": news})
+
+    def _take_trust(self, member: str, message: Mapping[str, Any]) -> None:
+        if self._leads(member, message):
+            backend, trust = message["backend"], message["trust"]
+            self._trust[backend] = trust
+            for other in self._members.names:
+                if other != member:
+                    self._tell(other, "trust", {"trust": {backend: trust}})
+
+    def _step(self, member: str, message: Mapping[str, Any]) -> None:
+        ok = self._leads(member, message)
+        if ok:
+            self._book.take(message["backend"], message["step"])
+            self._note_found(member, message["rows"])
+        self._tell(member, "step_noted", {"number": message["number"], "ok": ok})
+
+    def _ask_all(self, member: str, message: Mapping[str, Any]) -> None:
+        self._asked += 1
+        number = self._asked
+        others = tuple(name for name in self._members.names if name != member)
+        question = self._questions[number] = _Question(member, message["number"], others)
+        for other in others:
+            fields = {name: message[name] for name in ("term", "what", "backend", "fields")}
+            self._tell(other, "question", {"number": number, **fields})
+        question.timer = asyncio.get_running_loop().call_later(ANSWER_S, self._end, number)
+        self._answer_if_over(number)
+
+    def _told(self, member: str, message: Mapping[str, Any]) -> None:
+        question = self._questions.get(message["number"])
+        if question is not None:
+            question.rows[member] = message["row"]
+            self._answer_if_over(message["number"])
+
+    def _answer_if_over(self, number: int, gone: str = "") -> None:
+        question = self._questions[number]
+        if all(name in question.rows or name == gone for name in question.expected):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        """Answer a question with what was said. A member that left is still expected: nothing is known of its calls."""
+        question = self._questions.pop(number)
+        if question.timer is not None:
+            question.timer.cancel()
+        answer = {"number": question.number, "expected": question.expected, "rows": question.rows}
+        self._tell(question.asked_by, "told_all", answer)
+
+    _HANDLERS: Mapping[str, Callable[[StopHub, str, Mapping[str, Any]], None]] = {
+        "ended": _ended,
+        "found": _found,
+        "trust": _take_trust,
+        "step": _step,
+        "ask_all": _ask_all,
+        "told": _told,
+    }

@@ -1,0 +1,167 @@
+"""A backend to which several gateway processes send calls: one of them judges it for all, with what the others have there."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from hangup.core.members import EndedCall, Found, Sum, Tally, WholeCount
+from hangup.core.reaper import PendingStop, StopState, Waiting
+
+_NOBODY = Sum()
+
+
+class Answers(NamedTuple):
+    """What the other processes said."""
+
+    expected: tuple[str, ...]  # all that may have calls
+    rows: Mapping[str, Any]  # by process
+
+
+class Peers(Protocol):
+    """The other gateway processes with the same engines, and the way to reach them."""
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this process judges the engines for all."""
+
+    def hand_in(self, call: EndedCall) -> None:
+        """Tell whoever leads, now or later, of a call of ours that ended."""
+
+    def publish(self, rows: Sequence[Found]) -> None:
+        """Tell those that had the calls what was found out about them."""
+
+    def publish_trust(self, backend: str, trust: str) -> None:
+        """Tell all how far a backend can be trusted."""
+
+    async def may_take(self, backend: str, step: Mapping[str, Any], rows: Sequence[Found]) -> bool:
+        """Record a step before it is taken; return False if this process leads no longer."""
+
+    async def ask(self, what: str, backend: str, fields: Mapping[str, Any]) -> Answers:
+        """Ask all others."""
+
+
+class SharedBackend:
+    """One backend's part of it; without peers, a process alone."""
+
+    def __init__(self, name: str, peers: Peers | None) -> None:
+        self._name = name
+        self._peers = peers
+        self._counts = WholeCount()
+
+    @property
+    def leads(self) -> bool:
+        return self._peers is None or self._peers.leads
+
+    # What all have there
+
+    async def count_before(self) -> bool:
+        """Count what the others have, before the engine is asked; return whether there are others."""
+        if self._peers is None:
+            return False
+        self._counts.note_before(*await self._count(self._peers))
+        return True
+
+    async def count_after(self) -> Sum | None:
+        """Count what the others have, after the engine has answered; None if its answer cannot be judged."""
+        return _NOBODY if self._peers is None else self._counts.add_up(*await self._count(self._peers))
+
+    async def _count(self, peers: Peers) -> tuple[int, tuple[str, ...], dict[str, Tally]]:
+        number = self._counts.next_number()
+        expected, rows = await peers.ask("count", self._name, {"number": number, "since": self._counts.since})
+        return number, expected, {member: Tally(*row) for member, row in rows.items()}
+
+    async def waiting(self, now: float) -> tuple[list[Waiting], float] | None:
+        """Return the longest wait of the others' calls, and when the backend last sent anything to one of them; None if
+        somebody does not answer."""
+        waits, last_output_at = list[Waiting](), -math.inf
+        if self._peers is not None:
+            expected, rows = await self._peers.ask("waiting", self._name, {})
+            if not all(member in rows for member in expected):
+                return None
+            for waited_s, reading_s, output_s in rows.values():
+                if waited_s is not None:
+                    waits.append(Waiting(now - waited_s, reading_s))
+                if output_s is not None:
+                    last_output_at = max(last_output_at, now - output_s)
+        return waits, last_output_at
+
+    async def abandon(self, why: str) -> int:
+        """Take the others' calls away from the backend; return how many there were."""
+        if self._peers is None:
+            return 0
+        return sum((await self._peers.ask("abandon", self._name, {"why": why})).rows.values())
+
+    async def restarted(self) -> None:
+        """Let the others look anew at an engine that was restarted."""
+        if self._peers is not None:
+            await self._peers.ask("restarted", self._name, {})
+
+    async def keys(self) -> set[str] | None:
+        """Return the keys of the others' live calls; None if somebody does not answer."""
+        if self._peers is None:
+            return set()
+        expected, rows = await self._peers.ask("keys", self._name, {})
+        return {key for row in rows.values() for key in row} if all(member in rows for member in expected) else None
+
+    # Ended calls
+
+    def hand_in(self, stop: PendingStop) -> None:
+        if self._peers is not None:
+            self._peers.hand_in(self._row(stop))
+
+    def publish(self, stop: PendingStop, state: StopState) -> None:
+        """Tell what was found out about an ended call, whosever it was."""
+        if self._peers is not None:
+            self._peers.publish([self._found(stop, state)])
+
+    def publish_trust(self, trust: str) -> None:
+        if self._peers is not None and self._peers.leads:
+            self._peers.publish_trust(self._name, trust)
+
+    async def may_take(self, step: Mapping[str, Any], zombies: Iterable[PendingStop]) -> bool:
+        """Record a step of the ladder before it is taken; return False if another process leads by now."""
+        if self._peers is None:
+            return True
+        return await self._peers.may_take(self._name, step, [self._found(stop, StopState.ZOMBIE) for stop in zombies])
+
+    def _found(self, stop: PendingStop, state: StopState) -> Found:
+        return Found(self._row(stop), state.value, stop.tokens_now)
+
+    def _row(self, stop: PendingStop) -> EndedCall:
+        return EndedCall(
+            key=stop.key,
+            backend=self._name,
+            id=stop.call_id,
+            age_s=time.monotonic() - stop.at,
+            silent=stop.silent,
+            tokens=stop.tokens,
+            choices=stop.choices,
+            reading_s=stop.reading_s,
+            abort_sent=stop.abort_sent,
+            tenant=stop.tenant,
+            model=stop.model,
+            cause=stop.cause,
+            member=stop.member,
+            zombie=stop.zombie_since is not None,
+            aborts=stop.aborts,
+        )
+
+
+def stop_of(call: EndedCall, now: float) -> PendingStop:
+    """Return another process's ended call, to be judged here."""
+    return PendingStop(
+        call.id,
+        now - call.age_s,
+        key=call.key,
+        tokens=call.tokens,
+        choices=call.choices,
+        reading_s=call.reading_s,
+        abort_sent=call.abort_sent,
+        tenant=call.tenant,
+        model=call.model,
+        cause=call.cause,
+        member=call.member,
+    )
