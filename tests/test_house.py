@@ -85,6 +85,8 @@ ANY_AT_THE_EDGE = {  # where a value comes from outside, or a library has no typ
     "src/hangup/gateway/jobs/calls.py",  # JSON
     "src/hangup/gateway/jobs/messages.py",  # JSON
     "src/hangup/gateway/jobs/responses.py",  # JSON
+    "src/hangup/gateway/members/peers.py",  # rows of messages
+    "src/hangup/gateway/members/stop_hub.py",  # rows of messages
     "src/hangup/gateway/otlp.py",  # protobuf
     "src/hangup/gateway/relay/events.py",  # JSON
     "src/hangup/gateway/store/postgresql.py",  # rows of PostgreSQL, and a client that may be missing

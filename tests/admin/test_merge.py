@@ -81,6 +81,7 @@ def test_every_sort_of_a_worker_is_known() -> None:
 
 def backend(**fields: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"name": "x", "quarantined": False, "state": "up", "failures": 0, "limit": 4, "in_flight": 1}
+    usual |= {"ladder": "healthy", "ladder_reason": "", "ladder_s": None}
     usual |= {"drained": False, "tokens_computed": None, "busy": 0.5, "busy_s": 1.0, "orphans": 0, "alarm": None, "zombies": []}
     return usual | fields
 
@@ -89,6 +90,8 @@ def test_a_backend_shows_its_worst_state_and_its_whole_load() -> None:
     (merged,) = merge.backends([[backend()], [backend(state="down", zombies=["z"], alarm="exact", tokens_computed=7)]])
     assert (merged["state"], merged["in_flight"], merged["limit"]) == ("down", 2, 8)
     assert (merged["zombies"], merged["alarm"], merged["tokens_computed"]) == (["z"], "exact", 7)
+    (merged,) = merge.backends([[backend()], [backend(ladder="degraded", ladder_reason="z still runs")], [backend()]])
+    assert (merged["ladder"], merged["ladder_reason"]) == ("degraded", "z still runs"), "one worker judges it for all"
     (merged,) = merge.backends([[backend(limit=None)], [backend()]])
     assert merged["limit"] is None
     drained = backend(drained=True, state="drained, up", in_flight=0)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hangup.core.members import EndedCall, Found, PeakLog, StopBook, Sum, Tally, WholeCount
+from hangup.core.members import EndedCall, PeakLog, StopFinding, StopRecords, Sum, Tally, WholeCount
 from hangup.core.reaper import EngineStatus, PendingStop, PendingStops
 
 GRACE, LAG, PREFILL = 2.0, 4.0, 1.0
@@ -70,22 +70,22 @@ class TestCounts:
         assert log.peak_since(2, 1, 0, 3) == 3
 
 
-class TestStopBook:
+class TestStopRecords:
     def test_what_ended_goes_to_the_leader_and_what_it_found_goes_back(self) -> None:
-        book = StopBook()
+        book = StopRecords()
         (call,) = book.add("a", [ended("k", 0.5)], now=10.0)
         assert call.member == "a" and book.is_open("gpu", "k")
         assert book.add("a", [ended("k")], now=11.0) == [], "once"
-        assert book.found("b", [Found(call, "verified")], now=11.0) == {"a": [Found(call, "verified")]}
+        assert book.found("b", [StopFinding(call, "verified")], now=11.0) == {"a": [StopFinding(call, "verified")]}
         assert len(book) == 0
 
     def test_a_new_leader_gets_what_is_open_with_what_is_known(self) -> None:
-        book = StopBook()
+        book = StopRecords()
         book.add("a", [ended("young")], now=10.0)
         book.add("b", [ended("old", 3.0)], now=10.0)
         old = book.open_calls(10.0)[0]
         assert old.key == "old" and old.age_s == 3.0
-        assert book.found("b", [Found(old._replace(member="", zombie=True, aborts=2), "zombie")], now=11.0) == {}
+        assert book.found("b", [StopFinding(old._replace(member="", zombie=True, aborts=2), "zombie")], now=11.0) == {}
         book.take("gpu", {"rung": "degraded"})
         first, second = book.open_calls(12.0)
         assert (first.member, first.zombie, first.aborts, first.age_s) == ("b", True, 2, 4.0)
@@ -93,14 +93,14 @@ class TestStopBook:
         assert book.steps == {"gpu": {"rung": "degraded"}}
 
     def test_a_release_that_is_taken_back_is_open_again(self) -> None:
-        book = StopBook()
+        book = StopRecords()
         (call,) = book.add("a", [ended("k")], now=0.0)
-        book.found("b", [Found(call, "verified")], now=1.0)
-        assert book.found("b", [Found(call._replace(age_s=5.0), "zombie")], now=5.0)["a"]
+        book.found("b", [StopFinding(call, "verified")], now=1.0)
+        assert book.found("b", [StopFinding(call._replace(age_s=5.0), "zombie")], now=5.0)["a"]
         assert book.open_calls(6.0)[0].age_s == 6.0
 
     def test_backends_that_are_gone_are_forgotten(self) -> None:
-        book = StopBook()
+        book = StopRecords()
         book.add("a", [ended("k")], now=0.0)
         book.take("gpu", {})
         book.keep_only(["other"])
@@ -130,7 +130,7 @@ class Whole(RuleBasedStateMachine):
         self.stopping: list[float] = []  # when the engine is done with each of the ended calls
         self.planted = 0
         self.history: list[tuple[float, int]] = [(0.0, 0)]
-        self.book = StopBook()
+        self.records = StopRecords()
         self.term = 0
         self.asked: tuple[int, int, set[str], dict[str, Tally]] | None = None  # the hub's open question
         self.pending = PendingStops(GRACE, LAG, prefill_grace_s=PREFILL)
@@ -243,7 +243,7 @@ class Whole(RuleBasedStateMachine):
         kind, *rest = member.to_hub.popleft()
         if kind == "ended":
             id, at = rest
-            new = self.book.add(member.name, [ended(id, self.now - at)], self.now)
+            new = self.records.add(member.name, [ended(id, self.now - at)], self.now)
             if new and member.name != self.leader:
                 self.pending.add(PendingStop(id, self.now - new[0].age_s, member=member.name))
         else:
@@ -255,7 +255,7 @@ class Whole(RuleBasedStateMachine):
         term, number, since = member.from_hub.popleft()
         peak, member.peak = member.peak, len(member.live)
         tally = Tally(len(member.live), member.peaks.peak_since(term, number, since, peak), member.placed, 0, len(member.live))
-        member.to_hub.append(("told", number, tally))
+        member.to_hub.append(("answer_leader", number, tally))
 
     # The leader
 
@@ -269,7 +269,7 @@ class Whole(RuleBasedStateMachine):
         before = {stop.key: stop.zombie_since is not None for stop in self.pending.held}
         self.pending = PendingStops(GRACE, LAG, prefill_grace_s=PREFILL)
         self.pending.doubt(self.now)
-        for call in self.book.open_calls(self.now):
+        for call in self.records.open_calls(self.now):
             stop = PendingStop(call.key, self.now - call.age_s, member=call.member)
             self.pending.add(stop)
             stop.zombie_since = self.now if before.get(call.key) else None  # as it was recorded
@@ -316,9 +316,9 @@ class Whole(RuleBasedStateMachine):
         status = EngineStatus(shown)
         gone = self.pending.observe(status, asked_at, asked_at, live, peak + others.peak, unseen=unseen)
         gone += self.pending.take_expired(asked_at)
-        self.book.found(self.leader, [Found(ended(stop.key, member=stop.member), "verified") for stop in gone], self.now)
-        zombies = [Found(ended(stop.key, self.now - stop.at, member=stop.member), "zombie") for stop in self.pending.zombies]
-        self.book.found(self.leader, zombies, self.now)
+        for stops, state in ((gone, "verified"), (self.pending.zombies, "zombie")):
+            rows = [StopFinding(ended(stop.key, self.now - stop.at, member=stop.member), state) for stop in stops]
+            self.records.found(self.leader, rows, self.now)
 
     def _look_at_all(self) -> None:
         self.look = self.asked = None

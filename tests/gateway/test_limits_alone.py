@@ -30,7 +30,7 @@ from hangup.gateway.log import Log
 from hangup.gateway.otlp import Exporter
 from hangup.gateway.pauses import BackendPauses
 from hangup.gateway.reaper import canary, restart
-from hangup.gateway.reaper.watch import _terms
+from hangup.gateway.reaper.renewal import ladder_terms
 from hangup.gateway.routing import Wanted
 from hangup.gateway.store.jobs import JobStore, NewItem
 from support.job_registry import FakeGateway, answered, open_registry
@@ -107,6 +107,7 @@ def test_figures_poll_s(monkeypatch: pytest.MonkeyPatch) -> None:
         reports_status=True,
         adapter=SimpleNamespace(status_path="/s", disturbed=False, read_status=lambda seen: None),
         settings=SimpleNamespace(shared=False),
+        has_peers=False,
     )
 
     async def main() -> None:
@@ -161,7 +162,7 @@ def test_restarts_per_hour_max() -> None:
     async def main() -> None:
         restarted = backend(restarts_per_hour_max=2, abort_again_max=0)
         restarted.settings = BackendSettings(url=NOBODY, engine="openai", restart_command="true", canary=False)
-        ladder, restarts = Ladder(_terms(restarted)), 0
+        ladder, restarts = Ladder(ladder_terms(restarted)), 0
         for second in range(3000):
             steps = [step.what for step in ladder.advance(float(second), [PendingStop("z", 0.0)], "", 0)]
             if "restarting" in steps:

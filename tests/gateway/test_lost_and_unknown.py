@@ -32,8 +32,7 @@ from hangup.gateway.http.head import ResponseHead
 from hangup.gateway.jobs import provider
 from hangup.gateway.log import Log
 from hangup.gateway.pauses import BackendPauses
-from hangup.gateway.reaper import canary
-from hangup.gateway.reaper import watch as watch_module
+from hangup.gateway.reaper import canary, renewal
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.watch import BackendWatch
 from support.house import EMBED, House
@@ -158,7 +157,7 @@ def test_a_canary_that_cannot_be_sent_has_not_failed(monkeypatch: pytest.MonkeyP
         return Fetched(ResponseHead(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"), b"")
 
     monkeypatch.setattr(canary, "fetch", fetch)
-    monkeypatch.setattr(watch_module, "_HEALTH_PAUSE_S", 0.01)
+    monkeypatch.setattr(renewal, "_HEALTH_PAUSE_S", 0.01)
 
     async def main() -> None:
         settings = BackendSettings(url="http://127.0.0.1:9", engine="openai", canary=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from itertools import pairwise
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -192,3 +194,36 @@ def test_taken_back_without_a_canary_where_it_is_off() -> None:
     ladder.advance(0.0, [], "wedged", 1)
     ladder.advance(1.0, [], "", 0)
     assert ladder.canary(True, 1.0) == [("healthy", "recovered; the canary is off", None)]
+
+
+@pytest.mark.parametrize("looks", [5, 15, 40])
+def test_another_process_goes_on_from_the_record(looks: int) -> None:
+    """The steps of both together are those that one alone would take; its clock has nothing to do with ours."""
+    alone = climb(Ladder(TERMS), [zombie()], 10)
+    first, second, stuck = Ladder(TERMS), Ladder(TERMS), zombie()
+    taken = climb(first, [stuck], looks / 10)
+    assert second.resume(json.loads(json.dumps(first.record(looks / 10))), 5000.0) == []
+    taken += climb(second, [stuck], 20, start=5000.0)
+    assert taken == alone
+
+
+def test_a_restart_without_a_result_is_repeated_only_if_the_engine_needs_it() -> None:
+    first, stuck = Ladder(TERMS), zombie()
+    assert climb(first, [stuck], 10)[-1] == "restarting"
+    for zombies, then in (([], ["canary"]), ([stuck], ["restarting"])):
+        second = Ladder(TERMS)
+        (step,) = second.resume(first.record(10.0), 0.0)
+        assert step.what == "quarantined" and "died" in step.reason
+        assert climb(second, zombies, 1.9) == [], "it has a moment to come up"
+        assert climb(second, zombies, 10, start=2.0) == then
+    third = Ladder(TERMS)
+    third.resume(second.record(12.0), 0.0)
+    assert climb(third, [stuck], 60) == [], "the restarts of both count within the hour"
+
+
+def test_a_canary_without_a_result_is_sent_again() -> None:
+    first, second = Ladder(TERMS), Ladder(TERMS)
+    climb(first, [zombie()], 10)
+    first.restarted(True, 10.0)
+    assert [step.what for step in second.resume(first.record(10.0), 0.0)] == ["canary"]
+    assert [step.what for step in second.canary(True, 1.0)] == ["healthy"]

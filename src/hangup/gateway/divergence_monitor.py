@@ -127,7 +127,7 @@ class DivergenceMonitor:
                 # An engine without metrics: use the status that it reported to the reaper.
                 found = counters.ReportedCounters(found.tokens if found is not None else status.tokens, float(status.running))
                 watched.ask_in = 0
-            self._note(backend.name, watched, found, shared=backend.settings.shared)
+            self._note(backend.name, watched, found, shared=backend.settings.shared or backend.has_peers)
         watched.busy = await busy(backend, watched.counters, backend.limits.health_timeout_s)
 
     def _note(self, name: str, watched: Watched, found: counters.ReportedCounters | None, *, shared: bool) -> None:
@@ -163,7 +163,7 @@ class DivergenceMonitor:
         time_of = backend.load.time
         time_of.pass_until(now)
         sample = CounterSample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
-        if backend.settings.shared:  # other clients' work says nothing about ours
+        if backend.settings.shared or backend.has_peers:  # other clients' work says nothing about ours
             sample = sample._replace(computed=None, busy=None)
         else:
             zombies = len(self.reaper.zombies_since(backend, now))
@@ -182,7 +182,7 @@ class DivergenceMonitor:
         """Record tokens that the engine counted and no client received. Zombies' tokens are recorded at once; the rest when
         neither the gateway nor the engine has a call. Nothing can be said about an engine that other clients use as well."""
         watched = self.watched.get(backend.name)
-        if watched is None or backend.settings.shared:
+        if watched is None or backend.settings.shared or backend.has_peers:
             return
         if watched.zombie_ledger is None:
             busy_s = backend.load.time.busy_s

@@ -13,13 +13,12 @@ hub is away. Nothing here knows whether the hub is a parent process on this host
 from hangup.core.members.allotments import Allotments, Grant, PlaceAllocator, PlaceReport
 from hangup.core.members.members import LeftCall, LeftCalls, Members
 from hangup.core.members.shares import fair_shares
-from hangup.core.members.stop_book import EndedCall, Found, StopBook
+from hangup.core.members.stop_records import EndedCall, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
 
 __all__ = [
     "Allotments",
     "EndedCall",
-    "Found",
     "Grant",
     "LeftCall",
     "LeftCalls",
@@ -27,7 +26,8 @@ __all__ = [
     "PeakLog",
     "PlaceAllocator",
     "PlaceReport",
-    "StopBook",
+    "StopFinding",
+    "StopRecords",
     "Sum",
     "Tally",
     "WholeCount",

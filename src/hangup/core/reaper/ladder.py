@@ -14,7 +14,7 @@ off; where the next one is off, the ladder stays on the rung below and keeps wat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -159,7 +159,7 @@ class Ladder:
             "tries": self._tries,
         }
 
-    def resume(self, record: Mapping[str, Any], now: float) -> list[LadderStep]:
+    def resume(self, record: dict[str, Any], now: float) -> list[LadderStep]:
         """Go on from another one's record. A restart that was under way there may have failed half-way: it is not done again
         unless the engine turns out to need it. A canary is sent again."""
         self.rung, self.reason, self._tries = Rung(record["rung"]), record["reason"], record["tries"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport
 from hangup.gateway.members.member import CallsReport
+from hangup.gateway.members.stop_hub import StopHub
 
 LOOK_S = 0.25
 SILENT_S = 1.0  # a member that said nothing for so long is silent
@@ -40,6 +41,7 @@ class Hub:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self.members = Members(SILENT_S, LOOK_S)
+        self.stops = StopHub(tell, self.members)
         self._places = PlaceAllocator(DEAD_HOLD_S)
         self._left = LeftCalls()
         self._reported: dict[str, Reported] = {}
@@ -49,15 +51,22 @@ class Hub:
 
     # Members
 
+    def join(self, member: str) -> None:
+        self.members.join(member)
+        self.stops.joined(member)
+
     def leave(self, member: str, now: float, *, died: bool) -> Reported:
         """Take back all that a member had; return its last report."""
+        had_joined = member in self.members.names
         self.members.leave(member)
+        self.stops.left(member, died=died and had_joined)
         self._send(self._places.leave(member, now, died=died))
         return self._reported.pop(member, Reported())
 
     def look(self, now: float) -> None:
         """Judge who is silent, and free what dead members held. Call this every `LOOK_S`."""
         self.members.look(now)
+        self.stops.follow_leader()
         self._send(self._places.pass_time(now))
 
     # Reports
@@ -87,7 +96,8 @@ class Hub:
     # The calls of dead members
 
     def add_left_calls(self, member: str, calls: Iterable[LeftCall]) -> None:
-        self._left.add(member, calls)
+        """Take the calls that a dead member had in engines, by its last report; some may have ended since then."""
+        self._left.add(member, (call for call in calls if not self.stops.is_open(call.backend, call.key)))
 
     def ask_leader_to_stop(self) -> None:
         """Ask the leader to stop the calls of dead members, unless it was asked already."""

@@ -57,7 +57,7 @@ class Member:
         for load in self._loads():
             if load.slots:
                 demand = load.in_flight + (waiting if load.health.takes_calls else 0)
-                rows.append(self._allotments.report(load.name, load.slots, load.in_flight, demand))
+                rows.append(self._allotments.report(load.name, load.slots - load.occupied, load.in_flight, demand))
         self._has_slots = bool(rows)
         rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hangup.core import zombie_shares
-from hangup.core.admission import Trust
-from hangup.core.members import EndedCall, Found, PeakLog
+from hangup.core.admission import BackendLoad, Trust
+from hangup.core.members import EndedCall, PeakLog, StopFinding
 from hangup.core.reaper import StopState, Waiting
 from hangup.gateway.reaper import Answers
 from hangup.tasks import Tasks
@@ -26,7 +27,7 @@ _HUB_S = 3.0  # and we for the hub
 _PERMIT_S = 0.5  # a permission that came later than this may be outdated: we may have been stopped meanwhile
 _ROWS_MAX = 500  # in one message
 
-Send = Callable[[str, dict[str, Any]], None]  # the kind of a message, and its fields
+Send = Callable[[str, dict[str, Any]], object]  # the kind of a message, and its fields
 
 
 class MemberPeers:
@@ -40,7 +41,7 @@ class MemberPeers:
         self._asked = 0
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._ended: list[EndedCall] = []  # not sent yet,
-        self._found: list[Found] = []  # nor these
+        self._found: list[StopFinding] = []  # nor these
         self._flush: asyncio.Handle | None = None
         self._peaks: dict[str, PeakLog] = {}  # by backend
         self._work = Tasks("peers")
@@ -61,7 +62,7 @@ class MemberPeers:
         self._ended.append(call)
         self._send_soon()
 
-    def publish(self, rows: Sequence[Found]) -> None:
+    def publish(self, rows: Sequence[StopFinding]) -> None:
         if self.leads:
             self._found += rows
             self._send_soon()
@@ -69,20 +70,20 @@ class MemberPeers:
     def publish_trust(self, backend: str, trust: str) -> None:
         self._send("trust", term=self._term, backend=backend, trust=trust)
 
-    async def may_take(self, backend: str, step: Mapping[str, Any], rows: Sequence[Found]) -> bool:
+    async def may_take(self, backend: str, step: dict[str, Any], rows: Sequence[StopFinding]) -> bool:
         while True:
             asked_at, term = time.monotonic(), self._term
-            noted = await self._request("step", term=term, backend=backend, step=step, rows=rows)
+            noted = await self._request("step", term=term, backend=backend, step=step, rows=[row.row() for row in rows])
             if noted is None or not noted["ok"] or not self.leads or term != self._term:
                 return False
             if time.monotonic() - asked_at < _PERMIT_S:
                 return True
 
-    async def ask(self, what: str, backend: str, fields: Mapping[str, Any]) -> Answers:
-        told = await self._request("ask_all", term=self._term, what=what, backend=backend, fields=fields)
-        if told is None:
+    async def ask(self, what: str, backend: str, fields: dict[str, Any]) -> Answers:
+        said = await self._request("ask_all", term=self._term, what=what, backend=backend, fields=fields)
+        if said is None:
             return Answers(("hub",), {})  # somebody did not answer
-        return Answers(tuple(told["expected"]), told["rows"])
+        return Answers(tuple(said["expected"]), said["rows"])
 
     async def _request(self, kind: str, **fields: Any) -> dict[str, Any] | None:
         """Ask the hub; return None if it does not answer."""
@@ -115,14 +116,14 @@ class MemberPeers:
             self._flush = None
         ended, self._ended = self._ended, []
         for at in range(0, len(ended), _ROWS_MAX):
-            self._to_hub("ended", {"calls": ended[at : at + _ROWS_MAX]})
+            self._to_hub("ended", {"calls": [call.row() for call in ended[at : at + _ROWS_MAX]]})
         found, self._found = self._found, []
         for at in range(0, len(found), _ROWS_MAX):
-            self._to_hub("found", {"term": self._term, "rows": found[at : at + _ROWS_MAX]})
+            self._to_hub("found", {"term": self._term, "rows": [row.row() for row in found[at : at + _ROWS_MAX]]})
 
     # Messages from the hub
 
-    def handle(self, kind: str, message: Mapping[str, Any]) -> bool:
+    def handle(self, kind: str, message: dict[str, Any]) -> bool:
         """Handle a message of the hub; return False if it is about something else."""
         handler = self._HANDLERS.get(kind)
         if handler is None or self._gateway is None:
@@ -130,50 +131,50 @@ class MemberPeers:
         handler(self, self._gateway, message)
         return True
 
-    def _leader(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
+    def _leader(self, gateway: Gateway, message: dict[str, Any]) -> None:
         led, self.leads, self._term = self.leads, message["leads"], message["term"]
         if led:
             gateway.stopping.reaper.follow()
         if self.leads:
-            gateway.log.event("judges_engines", term=self._term, pending_stops=len(message["calls"]))
+            gateway.log.event("worker_leads", pid=os.getpid(), term=self._term, pending_stops=len(message["calls"]))
             gateway.stopping.reaper.lead([EndedCall(*row) for row in message["calls"]], message["steps"])
 
-    def _take_ended(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
+    def _take_ended(self, gateway: Gateway, message: dict[str, Any]) -> None:
         if self.leads:
             unknown = gateway.stopping.reaper.take_calls(EndedCall(*row) for row in message["calls"])
-            self.publish([Found(call, StopState.UNVERIFIED.value) for call in unknown])
+            self.publish([StopFinding(call, StopState.UNVERIFIED.value) for call in unknown])
 
-    def _take_found(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
-        for call, state, tokens_now in message["rows"]:
-            stop = gateway.stopping.reaper.found(Found(EndedCall(*call), state, tokens_now))
-            store = gateway.accounting.store
-            if stop is not None and state == StopState.ZOMBIE and any(stop.account.saved) and store is not None:
-                store.add(zombie_shares.not_saved(call[1], stop))
+    def _take_found(self, gateway: Gateway, message: dict[str, Any]) -> None:
+        store = gateway.accounting.store
+        for found in map(finding_of, message["rows"]):
+            stop = gateway.stopping.reaper.found(found)
+            if stop is not None and found.state == StopState.ZOMBIE and any(stop.account.saved) and store is not None:
+                store.add(zombie_shares.not_saved(found.call.backend, stop))
 
-    def _take_trust(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
+    def _take_trust(self, gateway: Gateway, message: dict[str, Any]) -> None:
         if not self.leads:
             for backend, trust in message["trust"].items():
                 gateway.stopping.reaper.take_trust(backend, Trust(trust))
 
-    def _member_died(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
+    def _member_died(self, gateway: Gateway, message: dict[str, Any]) -> None:
         gateway.stopping.reaper.doubt()
 
-    def _replied(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
+    def _replied(self, gateway: Gateway, message: dict[str, Any]) -> None:
         reply = self._replies.get(message["number"])
         if reply is not None and not reply.done():
             reply.set_result(message)
 
     # Questions of the leader
 
-    def _question(self, gateway: Gateway, message: Mapping[str, Any]) -> None:
+    def _question(self, gateway: Gateway, message: dict[str, Any]) -> None:
         what, name, fields = message["what"], message["backend"], message["fields"]
         if what == "abandon":
             self._work.start(self._abandon(gateway, message["number"], name, fields["why"]))
             return
         answer = {"count": self._count, "waiting": self._waiting, "restarted": self._restarted, "keys": self._keys}[what]
-        self._send("told", number=message["number"], row=answer(gateway, name, {**fields, "term": message["term"]}))
+        self._send("answer_leader", number=message["number"], row=answer(gateway, name, {**fields, "term": message["term"]}))
 
-    def _count(self, gateway: Gateway, name: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
+    def _count(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[int, ...]:
         loads = [backend.load for backend in gateway.stopping.reaper.backends_named(name)]
         log = self._peaks.setdefault(name, PeakLog())
         peak = log.peak_since(fields["term"], fields["number"], fields["since"], sum(load.take_peak() for load in loads))
@@ -181,7 +182,7 @@ class MemberPeers:
         live, placed, unstarted = (sum(counts) for counts in zip(*_counts(loads), strict=True)) if loads else (0, 0, 0)
         return live, peak, placed, unstarted, calls
 
-    def _waiting(self, gateway: Gateway, name: str, fields: Mapping[str, Any]) -> tuple[float | None, float, float | None]:
+    def _waiting(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[float | None, float, float | None]:
         now, waits, last_output_at = time.monotonic(), list[Waiting](), -math.inf
         for backend in gateway.stopping.reaper.backends_named(name):
             found, output_at = gateway.stopping.waiting(backend)
@@ -190,12 +191,12 @@ class MemberPeers:
         waited_s = now - min(wait.since for wait in waits) if waits else None
         return waited_s, max((wait.reading_s for wait in waits), default=0.0), _age(last_output_at, now)
 
-    def _restarted(self, gateway: Gateway, name: str, fields: Mapping[str, Any]) -> bool:
+    def _restarted(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> bool:
         for backend in gateway.stopping.reaper.backends_named(name):
             backend.facts_known = False
         return True
 
-    def _keys(self, gateway: Gateway, name: str, fields: Mapping[str, Any]) -> list[str]:
+    def _keys(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> list[str]:
         stopping = gateway.stopping
         return [key for backend in stopping.reaper.backends_named(name) for key in stopping.keys(backend)]
 
@@ -203,21 +204,26 @@ class MemberPeers:
         count = 0
         for backend in gateway.stopping.reaper.backends_named(name):
             count += await gateway.stopping.abandon(backend, why)
-        self._send("told", number=number, row=count)
+        self._send("answer_leader", number=number, row=count)
 
-    _HANDLERS: Mapping[str, Callable[[MemberPeers, Gateway, Mapping[str, Any]], None]] = {
+    _HANDLERS: Mapping[str, Callable[[MemberPeers, Gateway, dict[str, Any]], None]] = {
         "leader": _leader,
         "ended": _take_ended,
         "found": _take_found,
         "trust": _take_trust,
         "member_died": _member_died,
         "step_noted": _replied,
-        "told_all": _replied,
+        "answers": _replied,
         "question": _question,
     }
 
 
-def _counts(loads: Sequence[Any]) -> list[tuple[int, int, int]]:
+def finding_of(row: Sequence[Any]) -> StopFinding:
+    call, state, tokens_now = row
+    return StopFinding(EndedCall(*call), state, tokens_now)
+
+
+def _counts(loads: Sequence[BackendLoad]) -> list[tuple[int, int, int]]:
     return [(load.choices, load.placed, load.unstarted) for load in loads]
 
 

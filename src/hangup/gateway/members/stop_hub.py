@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hangup.core.members import EndedCall, Found, Members, StopBook
-from hangup.gateway.members.peers import ANSWER_S
+from hangup.core.members import EndedCall, Members, StopRecords
+from hangup.gateway.members.peers import ANSWER_S, finding_of
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the message, and its fields
 
@@ -33,9 +33,9 @@ class StopHub:
     def __init__(self, tell: Tell, members: Members) -> None:
         self._tell = tell
         self._members = members
-        self._book = StopBook()
+        self._records = StopRecords()
         self._trust: dict[str, str] = {}  # by backend
-        self._told_term = 0  # the term that all members know
+        self._announced_term = 0  # the term that all members know
         self._asked = 0
         self._questions: dict[int, _Question] = {}
 
@@ -68,47 +68,49 @@ class StopHub:
     def follow_leader(self) -> None:
         """Tell all who judges the engines, if that has changed."""
         term, leader = self._members.term, self._members.leader
-        if term == self._told_term:
+        if term == self._announced_term:
             return
-        self._told_term = term
+        self._announced_term = term
         for member in self._members.names:
             fields: dict[str, Any] = {"term": term, "leads": member == leader}
             if member == leader:
-                fields |= {"calls": self._book.open_calls(time.monotonic()), "steps": self._book.steps}
+                fields |= {
+                    "calls": [call.row() for call in self._records.open_calls(time.monotonic())],
+                    "steps": self._records.steps,
+                }
             self._tell(member, "leader", fields)
 
     def is_open(self, backend: str, key: str) -> bool:
         """Return whether a call is known to have ended, and not to have stopped."""
-        return self._book.is_open(backend, key)
+        return self._records.is_open(backend, key)
 
     # Messages of members
 
-    def handle(self, member: str, kind: str, message: Mapping[str, Any]) -> bool:
+    def handle(self, member: str, kind: str, message: dict[str, Any]) -> bool:
         """Handle a message of a member; return False if it is about something else."""
         handler = self._HANDLERS.get(kind)
         if handler is not None:
             handler(self, member, message)
         return handler is not None
 
-    def _leads(self, member: str, message: Mapping[str, Any]) -> bool:
+    def _leads(self, member: str, message: dict[str, Any]) -> bool:
         return member == self._members.leader and message["term"] == self._members.term
 
-    def _ended(self, member: str, message: Mapping[str, Any]) -> None:
-        new = self._book.add(member, (EndedCall(*row) for row in message["calls"]), time.monotonic())
+    def _ended(self, member: str, message: dict[str, Any]) -> None:
+        new = self._records.add(member, (EndedCall(*row) for row in message["calls"]), time.monotonic())
         leader = self._members.leader
         if new and leader is not None and leader != member:
-            self._tell(leader, "ended", {"calls": new})
+            self._tell(leader, "ended", {"calls": [call.row() for call in new]})
 
-    def _found(self, member: str, message: Mapping[str, Any]) -> None:
+    def _found(self, member: str, message: dict[str, Any]) -> None:
         if self._leads(member, message):
             self._note_found(member, message["rows"])
 
-    def _note_found(self, leader: str, rows: list[tuple[Any, ...]]) -> None:
-        found = [Found(EndedCall(*call), state, tokens_now) for call, state, tokens_now in rows]
-        for owner, news in self._book.found(leader, found, time.monotonic()).items():
-            self._tell(owner, "found", {"rows": news})
+    def _note_found(self, leader: str, rows: list[list[Any]]) -> None:
+        for owner, news in self._records.found(leader, map(finding_of, rows), time.monotonic()).items():
+            self._tell(owner, "found", {"rows": [row.row() for row in news]})
 
-    def _take_trust(self, member: str, message: Mapping[str, Any]) -> None:
+    def _take_trust(self, member: str, message: dict[str, Any]) -> None:
         if self._leads(member, message):
             backend, trust = message["backend"], message["trust"]
             self._trust[backend] = trust
@@ -116,14 +118,14 @@ class StopHub:
                 if other != member:
                     self._tell(other, "trust", {"trust": {backend: trust}})
 
-    def _step(self, member: str, message: Mapping[str, Any]) -> None:
+    def _step(self, member: str, message: dict[str, Any]) -> None:
         ok = self._leads(member, message)
         if ok:
-            self._book.take(message["backend"], message["step"])
+            self._records.take(message["backend"], message["step"])
             self._note_found(member, message["rows"])
         self._tell(member, "step_noted", {"number": message["number"], "ok": ok})
 
-    def _ask_all(self, member: str, message: Mapping[str, Any]) -> None:
+    def _ask_all(self, member: str, message: dict[str, Any]) -> None:
         self._asked += 1
         number = self._asked
         others = tuple(name for name in self._members.names if name != member)
@@ -134,7 +136,7 @@ class StopHub:
         question.timer = asyncio.get_running_loop().call_later(ANSWER_S, self._end, number)
         self._answer_if_over(number)
 
-    def _told(self, member: str, message: Mapping[str, Any]) -> None:
+    def _answer(self, member: str, message: dict[str, Any]) -> None:
         question = self._questions.get(message["number"])
         if question is not None:
             question.rows[member] = message["row"]
@@ -151,13 +153,13 @@ class StopHub:
         if question.timer is not None:
             question.timer.cancel()
         answer = {"number": question.number, "expected": question.expected, "rows": question.rows}
-        self._tell(question.asked_by, "told_all", answer)
+        self._tell(question.asked_by, "answers", answer)
 
-    _HANDLERS: Mapping[str, Callable[[StopHub, str, Mapping[str, Any]], None]] = {
+    _HANDLERS: Mapping[str, Callable[[StopHub, str, dict[str, Any]], None]] = {
         "ended": _ended,
         "found": _found,
         "trust": _take_trust,
         "step": _step,
         "ask_all": _ask_all,
-        "told": _told,
+        "answer_leader": _answer,
     }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hangup.core.members import EndedCall, Found, Sum, Tally, WholeCount
+from hangup.core.members import EndedCall, StopFinding, Sum, Tally, WholeCount
 from hangup.core.reaper import PendingStop, StopState, Waiting
 
 _NOBODY = Sum()
@@ -17,7 +17,7 @@ class Answers(NamedTuple):
     """What the other processes said."""
 
     expected: tuple[str, ...]  # all that may have calls
-    rows: Mapping[str, Any]  # by process
+    rows: dict[str, Any]  # by process
 
 
 class Peers(Protocol):
@@ -30,16 +30,16 @@ class Peers(Protocol):
     def hand_in(self, call: EndedCall) -> None:
         """Tell whoever leads, now or later, of a call of ours that ended."""
 
-    def publish(self, rows: Sequence[Found]) -> None:
+    def publish(self, rows: Sequence[StopFinding]) -> None:
         """Tell those that had the calls what was found out about them."""
 
     def publish_trust(self, backend: str, trust: str) -> None:
         """Tell all how far a backend can be trusted."""
 
-    async def may_take(self, backend: str, step: Mapping[str, Any], rows: Sequence[Found]) -> bool:
+    async def may_take(self, backend: str, step: dict[str, Any], rows: Sequence[StopFinding]) -> bool:
         """Record a step before it is taken; return False if this process leads no longer."""
 
-    async def ask(self, what: str, backend: str, fields: Mapping[str, Any]) -> Answers:
+    async def ask(self, what: str, backend: str, fields: dict[str, Any]) -> Answers:
         """Ask all others."""
 
 
@@ -121,14 +121,14 @@ class SharedBackend:
         if self._peers is not None and self._peers.leads:
             self._peers.publish_trust(self._name, trust)
 
-    async def may_take(self, step: Mapping[str, Any], zombies: Iterable[PendingStop]) -> bool:
+    async def may_take(self, step: dict[str, Any], zombies: Iterable[PendingStop]) -> bool:
         """Record a step of the ladder before it is taken; return False if another process leads by now."""
         if self._peers is None:
             return True
         return await self._peers.may_take(self._name, step, [self._found(stop, StopState.ZOMBIE) for stop in zombies])
 
-    def _found(self, stop: PendingStop, state: StopState) -> Found:
-        return Found(self._row(stop), state.value, stop.tokens_now)
+    def _found(self, stop: PendingStop, state: StopState) -> StopFinding:
+        return StopFinding(self._row(stop), state.value, stop.tokens_now)
 
     def _row(self, stop: PendingStop) -> EndedCall:
         return EndedCall(

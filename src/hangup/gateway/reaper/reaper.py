@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hangup.core.admission import Trust
-from hangup.core.members import EndedCall, Found
+from hangup.core.members import EndedCall, StopFinding
 from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
@@ -81,7 +81,7 @@ class Reaper:
         """Stop watching a backend that has left the configuration and has no calls any more."""
         watch = self._watches.pop(backend, None)
         if watch is not None:
-            watch.let_go()
+            watch.stop_judging()
             await watch.close()
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class Reaper:
 
     # Several processes: one of them judges all backends
 
-    def lead(self, calls: Iterable[EndedCall], steps: Mapping[str, Mapping[str, Any]]) -> None:
+    def lead(self, calls: Iterable[EndedCall], steps: dict[str, dict[str, Any]]) -> None:
         """Judge all backends from now on. `calls` have ended and are not known to have stopped; `steps` say how far the ladder
         went on each backend."""
         by_name: dict[str, list[EndedCall]] = {}
@@ -120,7 +120,7 @@ class Reaper:
         for watch in self._watches.values():
             watch.doubt()
 
-    def found(self, row: Found) -> PendingStop | None:
+    def found(self, row: StopFinding) -> PendingStop | None:
         """Take what another process found out about an ended call of ours; return the call if this is news."""
         watches = [watch for watch in self._watches.values() if watch.backend.name == row.call.backend]
         return next((stop for watch in watches if (stop := watch.found(row)) is not None), None)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from hangup.core.admission import HealthEvent, Trust
-from hangup.core.members import EndedCall, Found
+from hangup.core.members import EndedCall, StopFinding
 from hangup.core.reaper import (
     EngineStatus,
     GivenStops,
@@ -107,7 +107,7 @@ class BackendWatch:
 
     # Several processes
 
-    def lead(self, calls: Iterable[EndedCall], step: Mapping[str, Any] | None) -> None:
+    def lead(self, calls: Iterable[EndedCall], step: dict[str, Any] | None) -> None:
         """Judge the backend for all from now on, and go on where another process was. `calls` are all that have ended and are
         not known to have stopped."""
         now = self._asked_at = self._answered_at = time.monotonic()
@@ -127,7 +127,11 @@ class BackendWatch:
             stop = self._given.take(call.key) or stop_of(call, now)
             stop.silent = call.silent
             self._take(stop)
-            stop.zombie_since, stop.aborts = now if call.zombie else stop.zombie_since, call.aborts
+            stop.aborts = call.aborts
+            if call.zombie:  # another process has named it
+                stop.zombie_since = now
+                self._named.add(stop.key)
+                self._stats.remember(self.backend.name, stop)
 
     def doubt(self) -> None:
         """Allow for work that nobody knows of: another process died, and may have had calls that it had not reported yet."""
@@ -144,13 +148,13 @@ class BackendWatch:
         self._resumed, self._others_live = [], 0
         self._task = TASKS.keep("reaper", self._run)
 
-    def let_go(self) -> None:
+    def stop_judging(self) -> None:
         """Tell other processes that their ended calls are not judged here any more."""
         for stop in self.pending_stops.held:
             if stop.member:
                 self._shared.publish(stop, StopState.UNVERIFIED)
 
-    def found(self, row: Found) -> PendingStop | None:
+    def found(self, row: StopFinding) -> PendingStop | None:
         """Take what another process found out about an ended call of ours; return the call if this is news."""
         state = StopState(row.state)
         stop = self._given.found(row.call.key, state, row.tokens_now, row.call.aborts, time.monotonic())

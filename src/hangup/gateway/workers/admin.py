@@ -52,6 +52,8 @@ class Whole(Protocol):
 
     def serving_workers(self) -> list[WorkerProcess]: ...
 
+    def leading_worker(self) -> WorkerProcess | None: ...
+
     def silent_slots(self) -> list[int]: ...
 
 
@@ -166,6 +168,12 @@ class WholeAdmin:
             answers += [answer] if answer is not None else []
         return _first(answers[::-1])
 
+    async def leading_worker(self, request: Request) -> Response:
+        """Ask the worker that judges the engines for all."""
+        worker = self.whole.leading_worker()
+        answer = await worker.ask(request.method, _target(request), _ACT_S) if worker is not None else None
+        return _first([answer] if answer is not None else [])
+
     async def any_worker(self, request: Request) -> Response:
         """Ask one worker: all know the same, or one must do it for all."""
         for worker in self.whole.answering_workers():
@@ -245,7 +253,7 @@ def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
             Route("/api/report", admin.report, methods=["GET"]),
             Route("/api/backends", admin.backends, methods=["GET"]),
             Route("/api/backends/{name:path}/drain", admin.drain, methods=["PUT", "DELETE"]),
-            Route("/api/backends/{name:path}/orphans", admin.any_worker, methods=["GET", "DELETE"]),
+            Route("/api/backends/{name:path}/orphans", admin.leading_worker, methods=["GET", "DELETE"]),
             jobs("/api/jobs", methods=["GET", "DELETE"]),
             jobs("/api/jobs/{id}", methods=["GET", "DELETE"]),
             *page_routes(),

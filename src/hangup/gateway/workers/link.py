@@ -14,6 +14,7 @@ from hangup.config.load import Configuration
 from hangup.core.members import LeftCall
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.members.member import Member
+from hangup.gateway.members.peers import MemberPeers
 from hangup.gateway.workers.asgi import ask_app
 from hangup.gateway.workers.channel import Channel, Message, unpacked
 from hangup.tasks import TASKS, Tasks
@@ -50,11 +51,13 @@ class SupervisorLink:
         self._soon: asyncio.TimerHandle | None = None
         self._soon_from = 0.0  # not before this time
         self._server: LinkedServer | None = None
+        self.peers = MemberPeers(lambda kind, fields: channel.send(kind, **fields))
 
     def start(self, server: LinkedServer) -> None:
         """Begin to report, and to do what the supervisor asks for. Ready: this worker can serve calls."""
         self._server = server
         self._member = Member(server.gateway, self._report_soon)
+        self.peers.start(server.gateway)
         self._tasks = [TASKS.keep("supervisor", self._listen), TASKS.keep("report", self._report_for_ever)]
 
     def ready(self) -> None:
@@ -70,6 +73,7 @@ class SupervisorLink:
         if self._soon is not None:
             self._soon.cancel()
         await self._answers.close()
+        await self.peers.close()
         await self.channel.flush()
 
     # Reports
@@ -113,6 +117,8 @@ class SupervisorLink:
     def _handle(self, message: Message) -> None:
         assert self._server is not None
         kind = message["kind"]
+        if self.peers.handle(kind, message):
+            return
         if kind == "grants":
             self._member.take_grants(message["grants"])
             self._report_places()  # others may wait for what is returned

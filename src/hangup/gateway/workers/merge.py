@@ -53,6 +53,7 @@ def backends(lists: Sequence[list[_Row]]) -> list[_Row]:
 
 
 def _backend(rows: list[_Row]) -> _Row:
+    judged = max(rows, key=lambda row: row["ladder"] not in (None, "healthy"))  # by one worker, for all
     worst = max(rows, key=lambda row: (row["quarantined"], not row["state"].endswith("up"), row["failures"]))
     limits = [row["limit"] for row in rows]
     in_flight = sum(row["in_flight"] for row in rows)
@@ -60,6 +61,7 @@ def _backend(rows: list[_Row]) -> _Row:
     return {
         **worst,
         "state": state,
+        **{name: judged[name] for name in ("ladder", "ladder_reason", "ladder_s")},
         "drained": all(row["drained"] for row in rows),
         "in_flight": in_flight,
         "limit": None if None in limits else sum(limits),

@@ -46,7 +46,7 @@ class WorkerServer(Server):
     def _make_gateway(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None
     ) -> Gateway:
-        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True)
+        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True, peers=self._link.peers)
 
     async def _start_listening(self, sock: socket.socket) -> WorkerServer:
         """Accept nobody yet: the supervisor says from which sockets, once this worker is ready."""

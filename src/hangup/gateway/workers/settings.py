@@ -43,17 +43,9 @@ def ledger_path(settings: Settings, folder: Path) -> str:
     return settings.ledger or str(folder / "ledger.sqlite")
 
 
-def for_worker(configuration: Configuration, slot: int, port: int, folder: Path) -> Configuration:
-    """Return the configuration of one worker. `folder` is for what would be in memory otherwise, and must be shared."""
+def for_worker(configuration: Configuration, port: int, folder: Path) -> Configuration:
+    """Return the configuration of the workers. `folder` is for what would be in memory otherwise, and must be shared."""
     settings = configuration.settings
-    backends = tuple(
-        # The others' calls are in the engine, too, so its counts say nothing about this worker's calls. And only one worker
-        # may restart an engine.
-        dataclasses.replace(backend, shared=True, restart_command=backend.restart_command if slot == 0 else "")
-        for backend in settings.backend
-    )
     jobs = settings.jobs if jobs_path(settings, port) != "" else str(folder / "jobs.sqlite")
     ledger = ledger_path(settings, folder)
-    return dataclasses.replace(
-        configuration, settings=dataclasses.replace(settings, backend=backends, jobs=jobs, ledger=ledger)
-    )
+    return dataclasses.replace(configuration, settings=dataclasses.replace(settings, jobs=jobs, ledger=ledger))

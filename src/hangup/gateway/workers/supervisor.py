@@ -95,6 +95,7 @@ class Supervisor:
                     worker.kill()
                 await self._wait_until(lambda: not self._all, _END_S)
                 await self._tasks.close()
+                self._hub.stops.close()
                 for sock in self._sockets:
                     sock.close()
                 self._log.close()
@@ -109,6 +110,10 @@ class Supervisor:
         """Return those of them that take new calls, by their slots."""
         answering = self.answering_workers()
         return [worker for worker in self.by_slot if worker in answering and worker is not None and not worker.leaving]
+
+    def leading_worker(self) -> WorkerProcess | None:
+        """Return the worker that judges the engines for all."""
+        return self._all.get(self._members.leader or "")
 
     def silent_slots(self) -> list[int]:
         """Return the slots without a worker that takes new calls."""
@@ -130,14 +135,14 @@ class Supervisor:
         self._all[worker.name] = worker
         if replaces:
             self.by_slot[slot] = worker
-        worker.channel.send("configuration", packed=self._packed(slot))
+        worker.channel.send("configuration", packed=self._packed())
         if self.draining:
             worker.channel.send("drain")
         self._tasks.start(self._follow(worker))
         return worker
 
-    def _packed(self, slot: int) -> str:
-        return packed(for_worker(self._configuration, slot, self._port, self._folder))
+    def _packed(self) -> str:
+        return packed(for_worker(self._configuration, self._port, self._folder))
 
     async def _follow(self, worker: WorkerProcess) -> None:
         """Handle all that a worker says, until its end."""
@@ -156,6 +161,8 @@ class Supervisor:
 
     def _handle(self, worker: WorkerProcess, message: Message) -> None:
         kind = message["kind"]
+        if self._hub.stops.handle(worker.name, kind, message):
+            return
         if kind == "calls":
             new = [LeftCall(*row) for row in message["new"]]
             self._hub.note_calls(worker.name, CallsReport(new, message["gone"], message["live"], message["output"]))
@@ -181,7 +188,7 @@ class Supervisor:
             await worker.ask("PUT", f"/api/backends/{backend}/drain", _END_S)
         if worker.name in self._all:
             worker.ready = True
-            self._members.join(worker.name)
+            self._hub.join(worker.name)
             self._log.event("worker_started", worker=worker.slot, pid=worker.process.pid)
             self._apply_changes()
 
@@ -308,7 +315,7 @@ class Supervisor:
             self._configuration = new
             self._policy.token_sha256 = token
             for worker in self._all.values():
-                worker.channel.send("configuration", packed=self._packed(worker.slot))
+                worker.channel.send("configuration", packed=self._packed())
 
     async def _roll(self) -> None:
         """Replace the workers one after another. A new one is ready before its predecessor drains, so no call is refused."""

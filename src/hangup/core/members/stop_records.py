@@ -11,7 +11,7 @@ last one was, and does nothing again. What a leader of an older term finds or wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ ZOMBIE = "zombie"  # of the states of a stop, the only one with which it stays o
 
 
 class EndedCall(NamedTuple):
-    """A call that ended while an engine worked on it. A row of messages: plain values only."""
+    """A call that ended while an engine worked on it."""
 
     key: str  # the engine's name for it
     backend: str
@@ -37,16 +37,22 @@ class EndedCall(NamedTuple):
     zombie: bool = False  # it was found to run on
     aborts: int = 0  # further ones
 
+    def row(self) -> tuple[object, ...]:
+        return tuple(self)
 
-class Found(NamedTuple):
-    """What the leader found out about an ended call. A row of messages."""
+
+class StopFinding(NamedTuple):
+    """What the leader found out about an ended call."""
 
     call: EndedCall
     state: str  # a `StopState`
     tokens_now: int | None = None
 
+    def row(self) -> tuple[object, ...]:
+        return self.call.row(), self.state, self.tokens_now
 
-Step = Mapping[str, Any]  # how far the ladder went on a backend, as the leader wrote it; only leaders read it
+
+LadderRecord = dict[str, Any]  # how far the ladder went on a backend, as the leader wrote it; only leaders read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,12 @@ class _Open:
     ended_at: float  # by the hub's clock
 
 
-class StopBook:
+class StopRecords:
     """The ended calls that are open, and the last step on each backend."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _Open] = {}  # by backend and key
-        self.steps: dict[str, Step] = {}
+        self.steps: dict[str, LadderRecord] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -69,7 +75,7 @@ class StopBook:
         return (backend, key) in self._open
 
     def add(self, member: str, calls: Iterable[EndedCall], now: float) -> list[EndedCall]:
-        """Note ended calls of a member; return those that the leader must be told of."""
+        """Note ended calls of a member; return those that the leader must be news of."""
         new = []
         for call in calls:
             place = call.backend, call.key
@@ -83,9 +89,9 @@ class StopBook:
         rows = sorted(self._open.values(), key=lambda row: row.ended_at)
         return [row.call._replace(age_s=now - row.ended_at) for row in rows]
 
-    def found(self, leader: str, rows: Iterable[Found], now: float) -> dict[str, list[Found]]:
+    def found(self, leader: str, rows: Iterable[StopFinding], now: float) -> dict[str, list[StopFinding]]:
         """Note what the leader found out; return what to tell whom. Its own calls have no member's name."""
-        told: dict[str, list[Found]] = {}
+        news: dict[str, list[StopFinding]] = {}
         for row in rows:
             place, member = (row.call.backend, row.call.key), row.call.member or leader
             if row.state != ZOMBIE:
@@ -93,10 +99,10 @@ class StopBook:
             else:  # open, or believed gone before
                 self._open[place] = _Open(row.call._replace(member=member), now - row.call.age_s)
             if member != leader:
-                told.setdefault(member, []).append(row)
-        return told
+                news.setdefault(member, []).append(row)
+        return news
 
-    def take(self, backend: str, step: Step) -> None:
+    def take(self, backend: str, step: LadderRecord) -> None:
         """Note a step that the leader is about to take."""
         self.steps[backend] = step
 
