@@ -136,7 +136,26 @@ def render(text: str, name: str, part: str) -> str:
     return formatted(re.sub(pattern, lambda m: f"{m[1]}\n{part.strip()}\n\n{m[2]}", text, count=1, flags=re.S))
 
 
-FILES: dict[str, Callable[[], str]] = {"hangup.example.toml": example, "hangup.schema.json": schema_text}
+def prometheus_rule() -> str:
+    """Return the alerts as an object for the Prometheus operator."""
+    rules = (DOCS.parent / "deploy/prometheus/rules.yml").read_text()
+    body = "".join(f"  {line}" if line.strip() else line for line in rules[rules.index("groups:") :].splitlines(keepends=True))
+    return f"""\
+# Generated from deploy/prometheus/rules.yml by `make docs`.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: hangup
+  labels: {{app.kubernetes.io/name: hangup}}
+spec:
+{body}"""
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "hangup.example.toml": example,
+    "hangup.schema.json": schema_text,
+    "../deploy/kubernetes/components/prometheus-operator/prometheusrule.yaml": prometheus_rule,
+}
 
 
 def main() -> None:

@@ -91,6 +91,25 @@ class TestReload:
             assert row["needs_restart"] == ["ended_calls_max"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_replaced_file_is_reloaded_without_a_signal(workers: int, tmp_path: Path) -> None:
+    """As the kubelet does it with a ConfigMap: the file is a link into a folder, which is a link that is swapped."""
+    with StandIn() as old, StandIn() as new:
+        head = f"port = 0\nadmin_port = 0\nworkers = {workers}\nconfig_watch_s = 0.1\njobs = 'none'\n"
+        for name, engine in (("one", old), ("two", new)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "hangup.toml").write_text(head + backend(engine.url))
+        (tmp_path / "..data").symlink_to("one")
+        (tmp_path / "hangup.toml").symlink_to("..data/hangup.toml")
+        with Gateway(env={"HANGUP_CONFIG": str(tmp_path / "hangup.toml")}) as gateway:
+            wait_until(lambda: gateway.ready() == 200, what="a ready gateway")
+            assert ask(gateway.address, CHAT, BODY).status == 200 and old.seen() and not new.seen()
+            (tmp_path / "..data_tmp").symlink_to("two")
+            (tmp_path / "..data_tmp").rename(tmp_path / "..data")
+            wait_until(lambda: [row for row in gateway.log() if row["event"] == "config_reloaded"], what="a reload")
+            wait_until(lambda: ask(gateway.address, CHAT, BODY).status == 200 and new.seen(), what="a call at the new backend")
+
+
 class TestTls:
     @pytest.fixture
     def authority(self) -> trustme.CA:

@@ -16,6 +16,7 @@ from hangup.cli.settings import add_flags, configuration
 from hangup.config import BackendSettings
 from hangup.config.load import Configuration
 from hangup.engine.options import EngineOptions
+from hangup.gateway.config_watch import reloading_on_change
 from hangup.gateway.reaper import core_dumps
 from hangup.gateway.server import Server
 from hangup.gateway.workers.settings import worker_count
@@ -63,10 +64,14 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     if config.settings.workers != 1 and (count := worker_count(config.settings)) > 1:
         from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
 
-        await Supervisor(config, load, count).run(_announce(config, f"{_engines(config)} with {count} workers"))
+        supervisor = Supervisor(config, load, count)
+        with reloading_on_change(config, supervisor.reload):
+            await supervisor.run(_announce(config, f"{_engines(config)} with {count} workers"))
         return
     if config.settings.backend:
-        await Server(config, load).run(_announce(config, _engines(config)))
+        server = Server(config, load)
+        with reloading_on_change(config, server.reload):
+            await server.run(_announce(config, _engines(config)))
         return
     from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is only for the built-in engine)
 
@@ -82,7 +87,8 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     model = engine.server.runner.model.name
     try:
         server = Server(with_engine(config), lambda: with_engine(load()), {backend.name: engine.dial})
-        await server.run(_announce(config, f"the embedded engine with {model} (no --upstream given)"))
+        with reloading_on_change(config, server.reload):
+            await server.run(_announce(config, f"the embedded engine with {model} (no --upstream given)"))
     finally:
         await engine.close()
 

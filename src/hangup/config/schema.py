@@ -143,6 +143,11 @@ class Settings:
     )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")
+    config_watch_s: float = setting(
+        0.0,
+        "Look this often whether the configuration file, tls_cert or tls_key changed, and reload them; 0: only on SIGHUP.",
+        least=0,
+    )
     slots: int = setting(
         0, "Maximum calls sent to a backend at a time; 0: hangup learns it from the time to first token.", least=0
     )

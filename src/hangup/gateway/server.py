@@ -56,6 +56,7 @@ _FIXED = (
     "admin_host",
     "admin_port",
     "admin_names",
+    "config_watch_s",
     "log",
     "log_format",
     "ledger",

@@ -270,12 +270,15 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._tasks.start(self._reload()))
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         loop.add_signal_handler(signal.SIGUSR2, lambda: self._tasks.start(self._roll()))
 
     def stop(self) -> None:
         """Drain all workers; when called again, cut it short."""
         (self._force if self._stop.is_set() else self._stop).set()
+
+    def reload(self) -> None:
+        self._tasks.start(self._reload())
 
     async def _drain(self) -> None:
         self.draining = True

@@ -1,0 +1,49 @@
+"""Reloads the configuration when its file changes: in a container, Kubernetes replaces the file and nobody sends a signal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from hangup.config.load import Configuration
+from hangup.tasks import TASKS
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+@contextmanager
+def reloading_on_change(configuration: Configuration, reload: Callable[[], None]) -> Iterator[None]:
+    """Call `reload` whenever the file or the TLS files changed, if `config_watch_s` asks for it, until the block ends."""
+    settings = configuration.settings
+    paths = [str(path) for path in (configuration.path, settings.tls_cert, settings.tls_key) if path]
+    if not settings.config_watch_s or not paths:
+        yield
+        return
+    task = TASKS.keep("config watch", partial(_watch, paths, settings.config_watch_s, reload))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _watch(paths: list[str], period_s: float, reload: Callable[[], None]) -> None:
+    used = before = await asyncio.to_thread(_stamp, paths)
+    while True:
+        await asyncio.sleep(period_s)
+        now = await asyncio.to_thread(_stamp, paths)
+        if now not in (used, None) and now == before:  # unchanged for a while: nobody is in the middle of writing it
+            used = now
+            reload()
+        before = now
+
+
+def _stamp(paths: list[str]) -> Stamp | None:
+    """Return what changes with the files, or None while one is missing. A link that is swapped leads to another inode."""
+    try:
+        found = [Path(path).stat() for path in paths]
+    except OSError:
+        return None
+    return tuple((file.st_mtime_ns, file.st_size, file.st_ino) for file in found)
