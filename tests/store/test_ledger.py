@@ -294,7 +294,7 @@ def test_a_file_of_another_version_is_closed_again(tmp_path: Path, monkeypatch: 
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 99")
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Recorded))
-    with pytest.raises(HangupError, match="another version"):
+    with pytest.raises(HangupError, match="newer version"):
         make(path)
     assert closed == [True]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import math
 import re
 import tomllib
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hangup import __version__
 from hangup.config import check, keys, locate, secrets
 from hangup.config.limits import LimitSettings
 from hangup.config.locate import Places
@@ -95,6 +97,13 @@ class _Problems(list[str]):
         near = difflib.get_close_matches(name, valid, 1, 0.6)
         hint = f"did you mean {prefix}{near[0]}?" if near else "valid names: " + ", ".join(prefix + v for v in sorted(valid))
         self.add(place, f"unknown {what} {prefix}{name}", hint)
+
+
+def installation() -> str:
+    """Return what tells apart installations whose settings differ, and which must not exchange a `Configuration`."""
+    tables = (Configuration, Settings, LimitSettings, *LISTS.values())
+    names = [[field.name for field in dataclasses.fields(table)] for table in tables]
+    return f"{__version__}-{hashlib.sha256(repr(names).encode()).hexdigest()[:12]}"
 
 
 def load(

@@ -18,7 +18,7 @@ from hangup.gateway.store.worker_thread import Connection, StoreFailed
 GROUPS = ("tenant", "model", "backend", "cause")
 SUMS = tuple(field.name for field in fields(Account))
 COUNT_TABLES = ("computed", "uncounted")  # tokens reported by engines, and lost with an engine before its report
-VERSION = 1
+VERSION = 1  # a new column (a field of `Account`) needs the next one, and a migration for servers
 _OPEN_BUSY_S, _BUSY_S = 5.0, 2.0  # how long to wait while another process holds the file's lock, at the start and later
 USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
 _DELETING = 0x68616E69  # advisory lock: one gateway at a time deletes what is old
@@ -190,13 +190,13 @@ def open_file(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3
 
 
 def _prepare(db: sqlite3.Connection, path: str, wal_bytes_max: int) -> None:
-    """Create what the file lacks; raise if another version of hangup wrote it."""
+    """Create what the file lacks; raise if a newer version of hangup wrote it."""
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
     db.execute("PRAGMA synchronous = NORMAL")
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version not in (0, VERSION):
-        raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
+    if version > VERSION:
+        raise HangupError(f"the ledger {path} was written by a newer version of hangup (schema {version}, here {VERSION})")
     db.executescript(_SCHEMA)
     known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
     for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last

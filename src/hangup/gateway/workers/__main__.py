@@ -11,6 +11,7 @@ import sys
 
 import uvloop
 
+from hangup.errors import HangupError
 from hangup.gateway.workers.channel import Channel, unpacked
 from hangup.gateway.workers.link import SupervisorLink
 from hangup.gateway.workers.server import serve
@@ -21,7 +22,13 @@ async def _run(channel_fd: int, socket_fds: list[int]) -> int:
     first = await channel.receive()
     if first is None:
         return 1
-    link = SupervisorLink(channel, unpacked(first["packed"]))
+    try:
+        configuration = unpacked(first["packed"])
+    except HangupError as error:
+        channel.send("failed", error=str(error))
+        await channel.flush()
+        return 1
+    link = SupervisorLink(channel, configuration)
     return 0 if await serve(link, [socket.socket(fileno=fd) for fd in socket_fds]) else 1
 
 

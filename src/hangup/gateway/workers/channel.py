@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from hangup.config.load import Configuration
+from hangup.config.load import Configuration, installation
+from hangup.errors import HangupError
 
 _LINE_BYTES_MAX = 256 * 1024 * 1024  # an answer of the admin API may be large; both ends are ours
 _UNSENT_BYTES_MAX = 64 * 1024 * 1024  # a worker that does not read them does not get more
@@ -62,10 +63,17 @@ class Channel:
 
 def packed(configuration: Configuration) -> str:
     """Return a configuration as a text; only a process of the same installation can read it."""
-    return base64.b64encode(pickle.dumps(configuration)).decode()
+    return f"{installation()} {base64.b64encode(pickle.dumps(configuration)).decode()}"
 
 
 def unpacked(text: str) -> Configuration:
-    configuration = pickle.loads(base64.b64decode(text))  # noqa: S301 - from our own parent, over a socket that nobody else has
+    """Return a configuration; raise `HangupError` if another version of hangup packed it, as after an upgrade."""
+    packed_by, _, data = text.partition(" ")
+    if packed_by != installation():
+        raise HangupError(
+            f"hangup was upgraded from {packed_by} to {installation()} while it ran: restart it; its workers cannot be"
+            " replaced one by one"
+        )
+    configuration = pickle.loads(base64.b64decode(data))  # noqa: S301 - from our own parent, over a socket that nobody else has
     assert isinstance(configuration, Configuration)
     return configuration
