@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hangup import __version__
 from hangup.config import check, keys, locate, secrets
 from hangup.config.limits import LimitSettings
 from hangup.config.locate import Places
@@ -99,11 +98,11 @@ class _Problems(list[str]):
         self.add(place, f"unknown {what} {prefix}{name}", hint)
 
 
-def installation() -> str:
+def digest_of_names() -> str:
     """Return what tells apart installations whose settings differ, and which must not exchange a `Configuration`."""
     tables = (Configuration, Settings, LimitSettings, *LISTS.values())
     names = [[field.name for field in dataclasses.fields(table)] for table in tables]
-    return f"{__version__}-{hashlib.sha256(repr(names).encode()).hexdigest()[:12]}"
+    return hashlib.sha256(repr(names).encode()).hexdigest()[:12]
 
 
 def load(

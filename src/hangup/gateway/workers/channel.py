@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from hangup.config.load import Configuration, installation
+from hangup import __version__
+from hangup.config.load import Configuration, digest_of_names
 from hangup.errors import HangupError
 
 _LINE_BYTES_MAX = 256 * 1024 * 1024  # an answer of the admin API may be large; both ends are ours
@@ -59,6 +60,11 @@ class Channel:
             await self._writer.wait_closed()
         except OSError:
             pass
+
+
+def installation() -> str:
+    """Return the version and the names of its settings, which differ between two versions under development as well."""
+    return f"{__version__}-{digest_of_names()}"
 
 
 def packed(configuration: Configuration) -> str:
