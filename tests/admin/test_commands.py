@@ -42,7 +42,7 @@ def test_ps_kill_and_trace(pair: tuple[Gateway, StandIn]) -> None:
         shown = hangup(gateway, "ps").stdout
         assert "mine" in shown and "answering" in shown and shown.startswith("ID")
         assert [row["id"] for row in as_json(gateway, "ps")["calls"]] == ["mine"]
-        assert "no live calls" in hangup(gateway, "ps", "--tenant", "nobody").stdout
+        assert "no live call matches" in hangup(gateway, "ps", "--tenant", "nobody").stdout
         assert as_json(gateway, "kill", "--older-than", "0.001s", "--dry-run")["would_kill"][0]["id"] == "mine"
         assert live(gateway) == ["mine"]
         done = hangup(gateway, "kill", "mine", "gone")

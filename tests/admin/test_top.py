@@ -13,11 +13,12 @@ from typing import Any
 
 from admin.test_api import live, streaming
 from admin.test_commands import as_json, hangup
-from hangup.cli.ps import COLUMNS
 from hangup.cli.top import TopState, press, screen
 from support.processes import Gateway, StandIn
 
 IDS = ["a", "b", "c"]
+NAMES = ("tenant", "client", "model", "backend", "slot", "phase", "tokens_in", "tokens_out", "tokens_per_s", "idle_s")
+ROW: dict[str, Any] = {**dict.fromkeys((*NAMES, "deadline_left_s", "waits_for")), "age_s": 1.0}
 
 
 def after(keys: str, state: TopState | None = None) -> TopState:
@@ -38,8 +39,7 @@ def test_keys() -> None:
 
 
 def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
-    row: dict[str, Any] = dict.fromkeys(COLUMNS.values())
-    calls = [{**row, "id": f"call-{at:03d}" + "x" * 90} for at in range(100)]
+    calls = [{**ROW, "id": f"call-{at:03d}" + "x" * 90} for at in range(100)]
     glance: dict[str, Any] = {
         "not_ready": None,
         "live": 100,

@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from hangup.cli import client
-from hangup.cli.table import cell_text, table
+from hangup.cli import client, watch
+from hangup.cli.table import Column, cell_text, for_stdout, styles
+from hangup.terminal import count
 
 _MODELS_SHOWN = 3
 _EXAMPLES = """\
@@ -22,6 +23,7 @@ def add_parser(commands: Any) -> None:
     listing = commands.add_parser(
         "backends", help="list the backends", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    watch.add_flag(listing)
     client.add_flags(listing)
     listing.set_defaults(run=run_list)
     for name, method, help in (
@@ -35,39 +37,51 @@ def add_parser(commands: Any) -> None:
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    _show(client.Admin(arguments).get("/api/backends"), arguments.json)
-    return 0
+    admin = client.Admin(arguments)
+    return watch.show(arguments, lambda: admin.get("/api/backends"), lambda answer: lines(answer["backends"]))
 
 
 def run_drain(arguments: argparse.Namespace) -> int:
-    _show(
-        client.Admin(arguments).request(arguments.method, client.path_of("backends", arguments.backend, "drain")),
-        arguments.json,
-    )
+    admin = client.Admin(arguments)
+    path = client.path_of("backends", admin.find_backend(arguments.backend), "drain")
+    answer = admin.request(arguments.method, path)
+    print(json.dumps(answer, indent=2) if arguments.json else "\n".join(lines(answer["backends"])))
     return 0
 
 
-def _show(answer: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer, indent=2))
-        return
-    rows = [
+_STATES = styles({"up": "green", "down": "red", "quarantined": "red"}, "yellow")
+COLUMNS = (
+    Column("BACKEND", least=9),
+    Column("ENGINE", rank=4),
+    Column("STATE", least=6, style=_STATES),
+    Column("IN FLIGHT", right=True),
+    Column("LIMIT", least=5, rank=2),
+    Column("LADDER", rank=3, style=styles({"healthy": ""}, "red")),
+    Column("ZOMBIES", right=True, style=styles({"0": ""}, "red")),
+    Column("REASON", least=10, rank=5),
+    Column("MODELS", least=8, rank=6),
+)
+
+
+def lines(backends: list[dict[str, Any]]) -> list[str]:
+    return for_stdout(COLUMNS, rows(backends)) if backends else ["no backends"]
+
+
+def rows(backends: list[dict[str, Any]]) -> list[list[str]]:
+    return [
         [
             row["name"],
             row["engine"],
             row["state"],
-            str(row["in_flight"]),
+            count(row["in_flight"]),
             _limit(row),
             cell_text(row["ladder"]),
             str(len(row["zombies"])),
             cell_text(row["ladder_reason"]),
             _models(row["models"]),
         ]
-        for row in answer["backends"]
+        for row in backends
     ]
-    head = ["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT", "LADDER", "ZOMBIES", "REASON", "MODELS"]
-    for line in table(head, rows, frozenset(["IN FLIGHT", "ZOMBIES"])):
-        print(line)
 
 
 def _models(names: list[str] | None) -> str:

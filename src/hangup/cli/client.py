@@ -10,6 +10,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from hangup.cli.parser import did_you_mean
 from hangup.cli.table import printable
 from hangup.errors import HangupError
 
@@ -63,6 +64,40 @@ class Admin:
                 "  hint: start one with `hangup serve`, or pass its admin URL with --admin"
             ) from None
 
+    def find_call(self, given: str, *, live: bool = False) -> str:
+        """Return the id of the only call whose id begins with `given`; `given` itself if there is none."""
+        found = self._ids(given, live)
+        if given in found or not found:
+            return given
+        if len(found) > 1:
+            raise HangupError(f"{given} is the beginning of several ids: {', '.join(found)}")
+        return found[0]
+
+    def _ids(self, given: str, live: bool) -> list[str]:
+        try:
+            return list(self.get("/api/ids", prefix=given, live=live)["ids"])
+        except NotFound:  # an older gateway
+            return []
+
+    def find_job(self, given: str) -> str:
+        """Return the id of the only job whose id begins with `given`; `given` itself if there is none."""
+        found = [job["id"] for job in self.get("/api/jobs", limit=1000)["jobs"] if job["id"].startswith(given)]
+        if given in found or not found:
+            return given
+        if len(found) > 1:
+            raise HangupError(f"{given} is the beginning of several ids: {', '.join(found[:5])}")
+        return str(found[0])
+
+    def find_backend(self, given: str) -> str:
+        """Return the name of the only backend whose name begins with `given`; raise if there is none."""
+        names = [row["name"] for row in self.get("/api/backends")["backends"]]
+        found = [given] if given in names else [name for name in names if name.startswith(given)]
+        if len(found) == 1:
+            return str(found[0])
+        if found:
+            raise HangupError(f"{given} is the beginning of several names: {', '.join(found)}")
+        raise NotFound(f"there is no backend {given}\n  hint: {did_you_mean(given, names) or 'backends: ' + ', '.join(names)}")
+
 
 def path_of(*parts: str) -> str:
     return "/api/" + "/".join(quote(part, safe="") for part in parts)
@@ -70,9 +105,12 @@ def path_of(*parts: str) -> str:
 
 def _fault(error: urllib.error.HTTPError) -> HangupError:
     try:
-        message = str(printable(json.loads(error.read())["error"]))
+        message = printable(json.loads(error.read())["error"])
     except (ValueError, KeyError, TypeError):
         return HangupError(f"the admin port returned status {error.code}" + _hint(error))
+    if not isinstance(message, str):  # an error as clients get it
+        hint = f"that is not an admin port, but perhaps a gateway's data port; the admin port is {DEFAULT_URL} by default"
+        return HangupError(f"{error.url} answered with status {error.code}\n  hint: {hint}")
     return NotFound(message) if error.code == 404 else HangupError(message + _hint(error))
 
 

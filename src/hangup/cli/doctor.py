@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import os
+import sys
 from typing import Any
 
+from hangup.cli.table import printable
 from hangup.config import BackendLimits, BackendSettings, LimitSettings, secrets
 from hangup.config.load import url_problem
 from hangup.core.reaper import EngineStatus
@@ -15,6 +18,7 @@ from hangup.errors import HangupError
 from hangup.gateway.backends.adapters import ADAPTERS, AUTO
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.health import ask_models, check, learn, see
+from hangup.terminal import is_coloured, paint
 
 _MODELS_SHOWN = 5
 _EXAMPLES = """\
@@ -37,6 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--api-key-env", default="", metavar="NAME", help="environment variable that holds the engine's API key"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
@@ -48,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
         key = secrets.key_of(settings, os.environ, frozenset(), LimitSettings().secret_command_s)
     except secrets.SecretProblem as problem:
         raise HangupError(str(problem)) from None
-    return asyncio.run(_examine(dataclasses.replace(settings, key=key), BackendLimits()))
+    return asyncio.run(_examine(dataclasses.replace(settings, key=key), BackendLimits(), as_json=arguments.json))
 
 
-async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
+async def _examine(settings: BackendSettings, limits: BackendLimits, *, as_json: bool) -> int:
     backend = Backend(settings, limits, asyncio.get_running_loop())
     try:
         fault = await ask_what_it_is(backend)
@@ -61,8 +66,11 @@ async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
         if backend.adapter.status_path:
             answer = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
             status = backend.adapter.read_status(answer)
-        for name, value in _findings(backend, status):
-            print(f"{name:<13}{value}")
+        if as_json:
+            print(json.dumps(_facts(backend, status), indent=2))
+        else:
+            for name, value in _findings(backend, status):
+                print(f"{paint(f'{name:<13}', 'dim', is_coloured(sys.stdout))}{printable(value)}")
         return 0
     finally:
         backend.pool.close()
@@ -77,6 +85,26 @@ async def ask_what_it_is(backend: Backend) -> str | None:
         await learn(backend, backend.limits.health_timeout_s)
     await ask_models(backend)
     return None
+
+
+def _facts(backend: Backend, status: EngineStatus | None) -> dict[str, Any]:
+    adapter, facts = backend.adapter, backend.facts
+    return {
+        "url": backend.settings.url,
+        "engine": adapter.name,
+        "version": facts.version or None,
+        "slots": facts.slots or None,
+        "context": facts.context or None,
+        "kv_tokens": facts.kv_tokens or None,
+        "stops_by": adapter.stops_by,
+        "abort_by_id": facts.can_abort,
+        "verified": status is not None,
+        "verified_exactly": status is not None and adapter.pins_slots,
+        "running": status.running if status is not None else None,
+        "waiting": status.waiting if status is not None else None,
+        "models": [row["id"] for row in backend.model_rows] if backend.model_rows is not None else None,
+        "hints": list(facts.hints),
+    }
 
 
 def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, str]]:

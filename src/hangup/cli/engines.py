@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
+from hangup.cli.table import Column, for_stdout
 from hangup.gateway.backends.adapters import ADAPTERS, EngineAdapter
 
 HEAD = ("name", "engine", "stopped by", "verified by", "zombie after")
@@ -16,14 +18,19 @@ def add_parser(commands: Any) -> None:
         help="list the supported engines",
         description="Lists the supported engines, how hangup stops their work and how it verifies that they stopped.",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows = [HEAD, *map(row, ADAPTERS.values())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for cells in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+    rows = list(map(row, ADAPTERS.values()))
+    if arguments.json:
+        names = [name.replace(" ", "_") for name in HEAD]
+        print(json.dumps({"engines": [dict(zip(names, cells, strict=True)) for cells in rows]}, indent=2))
+        return 0
+    ranks = {"engine": 1, "zombie after": 2}
+    columns = [Column(name, least=12 if name not in ("name", "zombie after") else 0, rank=ranks.get(name, 0)) for name in HEAD]
+    print("\n".join(for_stdout(columns, rows)))
     return 0
 
 

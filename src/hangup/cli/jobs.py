@@ -6,8 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from hangup.cli import client, submit
-from hangup.cli.table import cell_text, seconds, table
+from hangup.cli import client, submit, watch
+from hangup.cli.table import Column, cell_text, for_stdout, seconds, styles
+from hangup.terminal import count, duration
 
 _EXAMPLES = """\
 examples:
@@ -17,6 +18,7 @@ examples:
   hangup jobs submit requests.jsonl               run a file of requests and show the progress
   hangup jobs prune --older-than 7d
 """
+_ID = "id of a job, or its beginning"
 _ENDED = ("completed", "failed", "cancelled", "expired")
 
 
@@ -31,12 +33,15 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=lambda arguments: parser.print_help() or 2)
     subcommands = parser.add_subparsers(metavar="COMMAND", title="commands")
     listing = _command(subcommands, "ls", "list jobs, newest first", run_ls)
+    watch.add_flag(listing)
     listing.add_argument("--all", action="store_true", help="also list ended jobs")
     listing.add_argument("--tenant", help="only jobs of this tenant")
     listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"), help="only jobs of this kind")
     listing.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many jobs (default: 100)")
-    _command(subcommands, "show", "show the details of a job", run_show).add_argument("id", metavar="ID")
-    _command(subcommands, "cancel", "cancel jobs, also in the engines", run_cancel).add_argument("id", nargs="+", metavar="ID")
+    _command(subcommands, "show", "show the details of a job", run_show).add_argument("id", metavar="ID", help=_ID)
+    _command(subcommands, "cancel", "cancel jobs, also in the engines", run_cancel).add_argument(
+        "id", nargs="+", metavar="ID", help=_ID
+    )
     pruning = _command(subcommands, "prune", "delete ended jobs and their results", run_prune)
     pruning.add_argument(
         "--older-than",
@@ -56,25 +61,38 @@ def _command(subcommands: Any, name: str, help: str, run: Any) -> argparse.Argum
 
 
 def run_ls(arguments: argparse.Namespace) -> int:
-    page = client.Admin(arguments).get(
-        "/api/jobs", active="" if arguments.all else "1", tenant=arguments.tenant, kind=arguments.kind, limit=arguments.limit
-    )
-    if arguments.json:
-        print(json.dumps(page, indent=2))
-        return 0
-    for line in lines(page["jobs"]):
-        print(line)
-    if page["more"]:
-        print(f"Only the first {arguments.limit} are shown; use --limit to see more.")
-    return 0
+    admin = client.Admin(arguments)
+    chosen = {"tenant": arguments.tenant, "kind": arguments.kind, "limit": arguments.limit}
+
+    def page(answer: dict[str, Any]) -> list[str]:
+        more = [f"Only the first {arguments.limit} are shown; use --limit to see more."] * bool(answer["more"])
+        return lines(answer["jobs"], "no jobs" if arguments.all else "no active jobs (--all lists ended ones, too)") + more
+
+    return watch.show(arguments, lambda: admin.get("/api/jobs", active="" if arguments.all else "1", **chosen), page)
 
 
-def lines(jobs: list[dict[str, Any]]) -> list[str]:
-    head = ["ID", "TENANT", "STATUS", "DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "EXPIRES IN", "MODEL", "ENDPOINT"]
-    return table(head, [_row(job) for job in jobs], frozenset(["DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "EXPIRES IN"]))
+_STATUSES = styles({"completed": "green", "failed": "red", "expired": "red", "cancelled": "yellow"})
+COLUMNS = (
+    Column("ID", least=11),
+    Column("TENANT", least=6, rank=4),
+    Column("STATUS", least=9, style=_STATUSES),
+    Column("DONE", right=True),
+    Column("TOTAL", right=True),
+    Column("RUNNING", right=True, rank=2),
+    Column("FAILED", right=True, style=styles({"0": ""}, "red")),
+    Column("AGE", right=True, rank=3),
+    Column("EXPIRES IN", right=True, rank=1),
+    Column("MODEL", least=8, rank=6),
+    Column("ENDPOINT", least=9, rank=5),
+)
 
 
-def _row(job: dict[str, Any]) -> list[str]:
+def lines(jobs: list[dict[str, Any]], none: str = "no jobs") -> list[str]:
+    return for_stdout(COLUMNS, [row(job) for job in jobs]) if jobs else [none]
+
+
+def row(job: dict[str, Any]) -> list[str]:
+    """Return the cells of `COLUMNS` for a job."""
     items = job["items"]
     status = f"{job['status']} ({job['cause']})" if job["cause"] not in (None, "cancelled") else job["status"]
     counts = [items["succeeded"], items["total"], items["running"], items["errored"]]
@@ -82,8 +100,8 @@ def _row(job: dict[str, Any]) -> list[str]:
         job["id"],
         job["tenant"],
         status,
-        *map(str, counts),
-        f"{job['age_s']:.0f}s",
+        *map(count, counts),
+        duration(job["age_s"]),
         _remaining(job),
         cell_text(job["model"]),
         job["what"],
@@ -95,12 +113,13 @@ def _remaining(job: dict[str, Any]) -> str:
     if job["status"] in _ENDED:
         return "-"
     if job["lease_left_s"] is not None:
-        return f"{job['lease_left_s']:.0f}s"
-    return "-" if job["expires_at"] is None else f"{job['expires_at'] - job['created_at'] - job['age_s']:.0f}s"
+        return duration(job["lease_left_s"])
+    return "-" if job["expires_at"] is None else duration(job["expires_at"] - job["created_at"] - job["age_s"])
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    job = client.Admin(arguments).get(client.path_of("jobs", arguments.id))
+    admin = client.Admin(arguments)
+    job = admin.get(client.path_of("jobs", admin.find_job(arguments.id)))
     if arguments.json:
         print(json.dumps(job, indent=2))
         return 0
@@ -120,7 +139,7 @@ def run_cancel(arguments: argparse.Namespace) -> int:
     missing = []
     for id in arguments.id:
         try:
-            jobs.append(admin.request("DELETE", client.path_of("jobs", id)))
+            jobs.append(admin.request("DELETE", client.path_of("jobs", admin.find_job(id))))
         except client.NotFound:
             missing.append(id)
     if arguments.json:

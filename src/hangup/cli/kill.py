@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("id", nargs="*", metavar="ID", help="id of a live call, as `hangup ps` shows it")
+    parser.add_argument("id", nargs="*", metavar="ID", help="id of a live call, as `hangup ps` shows it, or its beginning")
     ps.add_filters(parser)
     parser.add_argument(
         "--wait",
@@ -72,9 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _end_orphans(client.Admin(arguments), arguments)
     if bool(arguments.id) == bool(selection):
         raise HangupError("pass either call ids or a filter such as --tenant or --older-than")
+    admin = client.Admin(arguments)
+    arguments.id = [admin.find_call(id, live=True) for id in arguments.id]
     if arguments.id:
         selection = {"id": ",".join(arguments.id)}
-    admin = client.Admin(arguments)
     if arguments.dry_run:
         return _dry_run(admin, arguments, selection)
     wait_s = seconds(arguments.wait)
@@ -110,7 +111,7 @@ def _dry_run(admin: client.Admin, arguments: argparse.Namespace, selection: dict
     if arguments.json:
         print(json.dumps({"dry_run": True, "would_kill": rows}, indent=2))
         return 0
-    for line in ps.lines(rows):
+    for line in ps.lines(rows, "no live call matches"):
         print(line)
     return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from hangup import __version__
+from hangup.cli.parser import CliParser, did_you_mean
 from hangup.errors import ConfigError, HangupError
 
 # The module of each command. Only the module of the given command is loaded, so that `hangup ps` need not load the gateway.
@@ -36,6 +37,7 @@ COMMANDS = {
     "docs": "docs",
     "key": "keys",
     "standin": "standin",
+    "completion": "completion",
 }
 
 _EXTRA = "pip install 'hangup[gateway]'"
@@ -59,6 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given == ["--version"]:  # without the parser, which loads every command
         print(f"hangup {__version__}")
         return 0
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:  # without the parser, for the same reason
+        hint = did_you_mean(given[0], COMMANDS) or f"commands: {', '.join(COMMANDS)}"
+        print(f"hangup: unknown command {_readable(given[0])!r}\n  hint: {hint}", file=sys.stderr)
+        return 2
     parser = make_parser(given[0] if given and given[0] in COMMANDS else None)
     arguments = parser.parse_args(given)
     if not hasattr(arguments, "run"):
@@ -99,9 +105,9 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
-def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+def make_parser(command: str | None = None) -> CliParser:
     """Return the parser of all commands, or of one."""
-    parser = argparse.ArgumentParser(
+    parser = CliParser(
         prog="hangup",
         description="When the client hangs up, the GPU stops: a gateway for LLM inference.",
         epilog=_EXAMPLES,
@@ -114,7 +120,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_parser(module: str, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_parser(module: str, commands: argparse._SubParsersAction[CliParser]) -> None:
     """Add the commands of one module, or stubs that name the missing package if only library and linter are installed."""
     try:
         loaded = importlib.import_module(f"hangup.cli.{module}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from typing import Any
 
-from hangup.cli import client
-from hangup.cli.table import seconds, table
+from hangup.cli import client, watch
+from hangup.cli.table import Column, for_stdout, seconds
 from hangup.gateway.store.ledger_tables import GROUPS
+from hangup.terminal import count
 
 _EXAMPLES = """\
 examples:
@@ -31,6 +31,8 @@ _COLUMNS = {
     "WASTED COST": "money_wasted",
     "SAVED COST ~": "money_saved",
 }
+# What is left out first on a narrow terminal.
+_RANKS = {"tokens_estimated": 9, "engine_wasted_s": 7, "money_saved": 8, "money_wasted": 5, "engine_s": 6, "tokens_in": 4}
 
 
 def add_parser(commands: Any) -> None:
@@ -47,42 +49,50 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--by", default="tenant", choices=GROUPS, help="group by this (default: tenant)")
     parser.add_argument("--csv", action="store_true", help="print CSV")
+    watch.add_flag(parser)
     client.add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    report = client.Admin(arguments).get("/api/report", since_s=seconds(arguments.since), by=arguments.by)
-    if arguments.json:
-        print(json.dumps(report, indent=2))
-    elif arguments.csv:
+    admin, since_s = client.Admin(arguments), seconds(arguments.since)
+    if arguments.csv:
+        report = admin.get("/api/report", since_s=since_s, by=arguments.by)
         writer = csv.DictWriter(sys.stdout, [arguments.by, *_COLUMNS.values()])
         writer.writeheader()
         writer.writerows(report["rows"])
-    else:
-        for line in lines(report):
-            print(line)
-    return 0
+        return 0
+    return watch.show(arguments, lambda: admin.get("/api/report", since_s=since_s, by=arguments.by), lines)
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    by = report["by"]
-    head = [by.upper(), *(f"{name} {report['currency']}" if "COST" in name else name for name in _COLUMNS)]
-    rows = [[str(row[by]) or "-", *map(_cell, (row[key] for key in _COLUMNS.values()))] for row in report["rows"]]
-    rows.append(["total", *map(_cell, (report["total"][key] for key in _COLUMNS.values()))])
-    text = table(head, rows, frozenset(head[1:]))
+    if not report["total"]["calls"] and not report["rows"]:
+        return ["no calls in this time"]
+    by, total = report["by"], report["total"]
+    priced = any(total[key] for key in _COLUMNS.values() if key.startswith("money"))  # without prices they say nothing
+    shown = {name: key for name, key in _COLUMNS.items() if priced or not key.startswith("money")}
+    columns = [
+        Column(by.upper(), least=8),
+        *(
+            Column(f"{name} {report['currency']}" if "COST" in name else name, right=True, rank=_RANKS.get(key, 0))
+            for name, key in shown.items()
+        ),
+    ]
+    cells = [[str(row[by]) or "-", *(_cell(row[key]) for key in shown.values())] for row in report["rows"]]
+    cells.append(["total", *(_cell(total[key]) for key in shown.values())])
+    text = for_stdout(columns, cells)
     if report["engines"]:
-        columns = {
+        names = {
             "COMPUTED": "computed",
             "UNCOUNTED": "uncounted",
             "IN LEDGER": "booked",
             "LIVE": "live",
             "DIFFERENCE": "difference",
         }
-        engines = [[name, *(str(row[key]) for key in columns.values())] for name, row in report["engines"].items()]
-        text += ["", *table(["ENGINE", *columns], engines, frozenset(columns))]
+        engines = [[name, *(_cell(row[key]) for key in names.values())] for name, row in report["engines"].items()]
+        text += ["", *for_stdout([Column("ENGINE", least=8), *(Column(name, right=True) for name in names)], engines)]
     return text
 
 
 def _cell(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4f}"
+    return count(value) if isinstance(value, int) else f"{value:,.4f}"

@@ -12,6 +12,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
+from hangup.cli.parser import CliParser, HelpAll
 from hangup.config import BackendSettings, LimitSettings, Settings, secrets
 from hangup.config.check import backend_problems
 from hangup.config.load import Configuration, describe, load
@@ -22,7 +23,13 @@ from hangup.gateway.backends.adapters import ADAPTERS, AUTO
 _SHORT = {"queue_depth_max": ["queue_depth"]}
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+_COMMON = ("host", "port", "workers", "admin_host", "admin_port", "admin_token_env", "tls_cert", "tls_key", "slots", "log")
+_COMMON_LIMITS = ("output_tokens_max", "total_s", "first_token_s", "gap_s", "queue_s", "queue_depth_max", "drain_s")
+
+
+def add_flags(parser: CliParser) -> None:
+    """Add a flag for every setting. --help shows those that most people need, --help-all all of them."""
+    parser.usage = "%(prog)s [--upstream URL] [--config FILE] [options]"
     parser.add_argument(
         "--upstream",
         action="append",
@@ -30,7 +37,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="URL of an engine; repeat it for several backends (replaces the backends of the file)",
     )
     parser.add_argument(
-        "--engine", choices=[AUTO, *ADAPTERS], help="kind of engine of the upstreams (default: auto, detect it)"
+        "--engine",
+        choices=[AUTO, *ADAPTERS],
+        metavar="KIND",
+        help="kind of engine of the upstreams (default: auto, detect it; `hangup engines` lists them)",
     )
     parser.add_argument(
         "--spawn",
@@ -38,11 +48,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="run the engine as a child process and restart it when it dies or is stuck; {port} is a free port",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML), such as hangup.toml")
-    for field in scalar_fields(Settings):
-        _add_flag(parser, field)
-    group = parser.add_argument_group("limits", "`hangup docs configuration` has more about them")
-    for field in scalar_fields(LimitSettings):
-        _add_flag(group, field)
+    parser.add_argument("--help-all", action=HelpAll)
+    settings, limits = scalar_fields(Settings), {field.name: field for field in scalar_fields(LimitSettings)}
+    common = parser.add_argument_group("settings", "each also in the file, and in the environment as HANGUP_NAME")
+    for field in (*(field for field in settings if field.name in _COMMON), *(limits[name] for name in _COMMON_LIMITS)):
+        _add_flag(common, field)
+    before = len(parser._actions)  # noqa: SLF001 - argparse has no other way to count them
+    others = parser.add_argument_group("more settings")
+    for field in settings:
+        if field.name not in _COMMON:
+            _add_flag(others, field)
+    for title, names in _limit_groups().items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if name not in _COMMON_LIMITS:
+                _add_flag(group, limits[name])
+    parser.add_rare(before)
+
+
+def _limit_groups() -> dict[str, list[str]]:
+    """Return the names of the limits by what they limit, as their classes say it."""
+    groups: dict[str, list[str]] = {}
+    for cls in reversed(LimitSettings.__mro__):
+        own = [name for name in vars(cls).get("__annotations__", {}) if name in LimitSettings.__dataclass_fields__]
+        if own:
+            title = (cls.__doc__ or "").strip().partition(".")[0]
+            groups.setdefault(title[0].lower() + title[1:], []).extend(own)
+    return groups
 
 
 def _add_flag(parser: argparse._ActionsContainer, field: Field[Any]) -> None:

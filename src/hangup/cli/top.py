@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hangup.cli import client, kill, ps
-from hangup.cli.table import seconds
+from hangup.cli.table import fitted, seconds
 from hangup.errors import HangupError
 from hangup.gateway.admin.calls import SORTS
 
@@ -100,7 +100,8 @@ def screen(
         f"{_BOLD}! {row['backend']} is computing tokens nobody receives ({row['signal']}){_PLAIN}" for row in overview["alarms"]
     ]
     lines.append(_prompt(state, message))
-    head, *rows = ps.lines(listing["calls"]) if listing["calls"] else ["", "no live calls"]
+    calls = listing["calls"]
+    head, *rows = fitted(ps.COLUMNS, ps.rows(calls, short=True), width) if calls else ["", "no live calls"]
     lines.append(_BOLD + head[:width] + _PLAIN)
     room = max(height - len(lines) - 1, 1)
     first = max(state.selected - room + 1, 0)

@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from hangup.config import ReaperLimits, keys
@@ -75,6 +75,11 @@ class AdminView:
 
     def find(self, id: str) -> Call | None:
         return self._ports.registry.find(id)
+
+    def ids(self, prefix: str, *, live: bool) -> Iterator[str]:
+        ended = () if live else reversed(self._ports.registry.ended)
+        every = chain(self._ports.registry.live, (call.id for call in ended))
+        return (id for id in every if id.startswith(prefix))
 
     def waits_for(self, call: Call) -> str:
         flow = self._ports.registry.live.get(call.id)

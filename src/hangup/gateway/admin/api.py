@@ -19,6 +19,7 @@ from hangup.gateway.admin.overview import Watchers
 from hangup.gateway.admin.view import GatewayView, Killed
 
 _DAY_S = 86_400.0
+_IDS_MAX = 20
 _KILLS_PER_TURN = 50  # then the event loop may run other tasks
 
 
@@ -31,6 +32,7 @@ def routes(view: GatewayView) -> list[Route]:
         Route("/api/calls", _answering(partial(kill_chosen, view)), methods=["DELETE"]),
         Route("/api/calls/{id}", _answering(partial(show_call, view)), methods=["GET"]),
         Route("/api/calls/{id}", _answering(partial(kill_call, view)), methods=["DELETE"]),
+        Route("/api/ids", _answering(partial(list_ids, view)), methods=["GET"]),
         Route("/api/zombies", _answering(partial(list_zombies, view)), methods=["GET"]),
         Route("/api/report", _answering(partial(report, view)), methods=["GET"]),
         Route("/api/backends", _answering(partial(list_backends, view)), methods=["GET"]),
@@ -46,6 +48,14 @@ Answer = tuple[int, dict[str, Any]]
 async def list_calls(view: GatewayView, request: Request) -> Answer:
     await view.find_slots()
     return 200, calls.listing(view.calls(), view.waits_for, request.query_params, view.now())
+
+
+async def list_ids(view: GatewayView, request: Request) -> Answer:
+    """Handle `GET /api/ids?prefix=hu-3f&live=1`: list the calls whose ids begin so, that operators need not type them whole."""
+    prefix = request.query_params.get("prefix", "")
+    ids = view.ids(prefix, live=request.query_params.get("live", "") in ("1", "true", "True"))
+    found = sorted(dict.fromkeys(ids), key=lambda found: found != prefix)  # a whole id first
+    return 200, {"ids": found[:_IDS_MAX]}
 
 
 async def show_call(view: GatewayView, request: Request) -> Answer:

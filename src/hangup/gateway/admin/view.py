@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -84,6 +84,9 @@ class GatewayView(Protocol):
 
     def find(self, id: str) -> Call | None:
         """Return a call by its id, live or recently ended."""
+
+    def ids(self, prefix: str, *, live: bool) -> Iterator[str]:
+        """Yield the ids of calls that begin so: live ones first, then, unless `live`, those that ended lately."""
 
     def waits_for(self, call: Call) -> str:
         """Describe what has to happen next in a call."""

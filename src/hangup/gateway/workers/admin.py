@@ -139,6 +139,12 @@ class WholeAdmin:
         """Show or kill a call; the worker that has it answers, the others know no such call."""
         return _first(await self.ask_all(request.method, _target(request)))
 
+    async def ids(self, request: Request) -> Response:
+        values = await self.ask_merged("GET", _target(request))
+        if isinstance(values, Response):
+            return values
+        return self.json({"ids": list(dict.fromkeys(id for value in values for id in value["ids"]))})
+
     async def zombies(self, request: Request) -> Response:
         values = await self.ask_merged("GET", "/api/zombies")
         if isinstance(values, Response):
@@ -249,6 +255,7 @@ def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
             Route("/api/calls", admin.list_calls, methods=["GET"]),
             Route("/api/calls", admin.kill_chosen, methods=["DELETE"]),
             Route("/api/calls/{id}", admin.one_call, methods=["GET", "DELETE"]),
+            Route("/api/ids", admin.ids, methods=["GET"]),
             Route("/api/zombies", admin.zombies, methods=["GET"]),
             Route("/api/report", admin.report, methods=["GET"]),
             Route("/api/backends", admin.backends, methods=["GET"]),
