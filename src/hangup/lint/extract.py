@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 
 from hangup.lint import spawns, vocabulary
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
@@ -63,10 +64,12 @@ class _Extract:
         for site in module.calls():
             self.note_arguments(site)
         facts.functions = [self.function(scope) for scope in module.functions]
+        attributes: dict[str, dict[str, list[str]]] = defaultdict(dict)
+        for (owner, attr), values in module.fields.items():
+            if refs := _references(values):
+                attributes[owner][attr] = refs
         for node in module.classes:
-            named = {attr: values for (owner, attr), values in module.fields.items() if owner == node.name}
-            attributes = {attr: refs for attr, values in named.items() if (refs := _references(values))}
-            facts.classes.append(ClassFacts(node.name, self.bases[node.name], places(node), attributes))
+            facts.classes.append(ClassFacts(node.name, self.bases[node.name], places(node), attributes[node.name]))
         self.middlewares()
         return facts
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
+from hangup.lint.hints import is_code
 
 Reader = Callable[[str], FileFacts | None]
 
@@ -54,10 +55,13 @@ class SourceFiles:
             self.on_read(path, facts)
         return facts is not None
 
-    def read_users(self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = ()) -> None:
+    def read_users(
+        self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
+    ) -> None:
         """Read the files that may call a function or a method.
 
-        With `below`, only those below a handler for inference; with `beside`, only those that have one of these words as well.
+        With `below`, only those below a handler for inference; with `beside`, only those that have one of these words as well;
+        with `like`, only those with a word that contains one of these, in either case.
         """
         if name.startswith("__"):
             return  # nobody calls it by its name
@@ -65,15 +69,17 @@ class SourceFiles:
         for path in self._naming(name):
             if (below and path not in self._below) or (beside and not any(self._has_word(path, word) for word in beside)):
                 continue
+            if like and not any(part in self._unread[path].words.lower() for part in like):
+                continue
             imported = not method and any(name == wanted for _, wanted in self._unread[path].imports)
-            if imported or attribute in (text := self._text(path)) or (not method and b"import *" in text):
+            if imported or is_code(text := self._text(path), attribute) or (not method and b"import *" in text):
                 self.has(path)
 
     def read_definers(self, name: str) -> None:
         """Read the files that define a function or a method with this name."""
         definition = b"def " + name.encode()
         for path in self._naming(name):
-            if definition in self._text(path):
+            if is_code(self._text(path), definition):
                 self.has(path)
 
     def _has_word(self, path: str, word: str) -> bool:

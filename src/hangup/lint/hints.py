@@ -31,6 +31,7 @@ _OTHER_VERBS = (
     v.OWN_VERBS | v.CHAIN_VERBS | v.AGENT_VERBS | v.ENGINE_VERBS | v.INDEX_VERBS | v.MADE_VERBS
     | {"text_generation", "chat_completion", "send_message", "send_message_async"}
 )  # fmt: skip
+_VERBS = _b(_OTHER_VERBS | v.HTTP_VERBS)
 _ATTRIBUTE = re.compile(rb"\.(" + "|".join(sorted(_OTHER_VERBS | v.HTTP_VERBS, key=len, reverse=True)).encode() + rb")\b")
 _SDK = re.compile(
     rb"ompletions?\s*\.\s*(?:create|parse|stream|acreate)\b|essages\s*\.\s*(?:create|stream)\b|esponses\s*\.\s*(?:create|stream|parse)\b"
@@ -38,6 +39,7 @@ _SDK = re.compile(
 )
 _SDK_VERBS = _b("create parse stream acreate complete complete_async stream_async".split())
 _SDK_PARTS = (b"ompletion", b"essages", b"esponses", b"hat.")
+_NO_CODE = (b">>>", b"...", b"#")
 _RECEIVER = re.compile(rb"(\w+|[)\]])\s*$")
 _PATH = re.compile(
     rb"/(?:completions|v1/messages|v1/responses|api/chat|api/generate|worker_generate\w*|generate|generate_stream)/?[\"'?]|:generateContent"
@@ -60,13 +62,27 @@ _FUNCTIONS = {
 def of(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
     """Return the bits that concern inference: never too few, as far as the linter's own vocabulary goes, often too many."""
     found = 0
-    if words & _MAKERS or (b"add_node" in words and "langgraph" in roots):
+    if any(is_code(data, name) for name in words & _MAKERS) or (b"add_node" in words and "langgraph" in roots):
         found |= MAKES
     if _by_words(data, words, roots):
         found |= INFERENCE
-    for match in _ATTRIBUTE.finditer(data):
-        found |= _attribute(match, data, words, roots)
+    if not words.isdisjoint(_VERBS):
+        for match in _ATTRIBUTE.finditer(data):
+            found |= _attribute(match, data, words, roots)
     return found
+
+
+def is_code(data: bytes, name: bytes) -> bool:
+    """Return whether a name is used somewhere else than in comments and in the examples of docstrings."""
+    place = data.find(name)
+    while place >= 0:
+        after = data[place + len(name) : place + len(name) + 1]
+        if not (after.isalnum() or after == b"_") and not data[data.rfind(b"\n", 0, place) + 1 : place].lstrip().startswith(
+            _NO_CODE
+        ):
+            return True
+        place = data.find(name, place + 1)
+    return False
 
 
 def _by_words(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> bool:
@@ -88,6 +104,8 @@ def _attribute(match: re.Match[bytes], data: bytes, words: frozenset[bytes], roo
     verb = match[1].decode()
     start = match.start()
     line = data[data.rfind(b"\n", 0, start) + 1 : start]
+    if line.lstrip().startswith(_NO_CODE):
+        return 0
     called = data[match.end() : match.end() + 1] == b"(" and not line.lstrip().startswith(b"@")
     sent = _http(data, line, verb) if called and verb in v.HTTP_VERBS else 0
     if verb not in _OTHER_VERBS or sent & INFERENCE:

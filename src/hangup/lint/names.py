@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePath
 
 from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
@@ -31,7 +31,7 @@ class Value:
 
 _SEGMENT = re.compile(r"\(\)|\[\]|\.?[^.()\[\]]+")
 # Methods of many libraries: on an object of unknown type they say nothing.
-_ANYONES = frozenset(
+ANYONES = frozenset(
     "get post put delete run send close start stop call execute submit read write open load save add create update list connect"
     " init setup main wait next filter search find fetch parse validate emit publish put_nowait handle dispatch commit process"
     " predict invoke stream query request forward embed".split()
@@ -268,11 +268,11 @@ class Names:
         if known is not None and known.kind in {"made", "module", "function"}:
             return []
         candidates = self._near(path, self.methods_named(verb))
-        words = _words(receiver)
-        similar = [k for k in candidates if words & _words(self.function(k).class_name)]
+        words = words_in(receiver)
+        similar = [k for k in candidates if words & words_in(self.function(k).class_name)]
         if similar:
             return similar[:MANY]
-        return [] if verb in _ANYONES or len(candidates) > MANY else candidates
+        return [] if verb in ANYONES or len(candidates) > MANY else candidates
 
 
 def _add_module(modules: Modules, path: str) -> tuple[str, ...]:
@@ -311,6 +311,7 @@ _FILLERS = frozenset(
 )
 
 
-def _words(name: str) -> set[str]:
+@cache
+def words_in(name: str) -> frozenset[str]:
     last = re.sub(r"\(\)|\[\]", "", name).rpartition(".")[2]
-    return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS
+    return frozenset(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS

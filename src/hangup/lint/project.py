@@ -11,7 +11,7 @@ from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spaw
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
-from hangup.lint.names import Key, Names
+from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
@@ -93,7 +93,8 @@ class Project:
     def _read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
         """Read the files that may call a function: none but its own if it is inside another one."""
         if function.outer <= 0 or function.class_name:
-            self.source.read_users(function.name, method=bool(function.class_name), below=below, beside=beside)
+            like = words_in(function.class_name) if function.class_name and function.name in ANYONES else ()
+            self.source.read_users(function.name, method=bool(function.class_name), below=below, beside=beside, like=like)
 
     def callers(self, name: str) -> list[tuple[Key, int]]:
         """Return the calls of something with this name."""
@@ -153,7 +154,7 @@ class Project:
             runs, function = self.runs[key], self.function(key)
             if function.watches or function.name in {"__call__", "__init__"}:
                 continue
-            if is_no_answer(function.name) or (runs.forwards and _SENDS_OTHERS.search(function.name)):
+            if is_no_answer(function.name) or (runs.forwards and _sends_others(function)):
                 continue
             self._read_users(function, below=runs.forwards)
             for caller, index in self.callers(function.name):
@@ -343,6 +344,11 @@ _SENDS_OTHERS = re.compile(
     r"embed|search|rerank|index|ingest|upload|download|load|crawl|scrape|token|auth|login|sign|notif|email|mail|webhook|health|ping|^open$",
     re.I,
 )
+
+
+def _sends_others(function: FunctionFacts) -> bool:
+    """Return whether a function that sends requests is unlikely to send those of a handler for inference."""
+    return _SENDS_OTHERS.search(function.name) is not None or (bool(function.class_name) and function.name in ANYONES)
 
 
 def _rank(runs: Runs) -> int:

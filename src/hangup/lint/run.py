@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache as cache_results
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
@@ -134,7 +135,7 @@ def _files(
             return from_json(json.loads(entry.facts))
         if entry.error is not None:
             return None
-        found, entry.error = _facts(contents.get(path) or Path(path).read_bytes(), target)
+        found, entry.error = _facts(contents.get(path) or _bytes(path), target)
         if cache.file is not None and found is not None and path not in contents:
             entry.facts = _as_json(found)  # before the project adds to them what it knows from other files
         cache.changed = True
@@ -143,7 +144,7 @@ def _files(
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
     harmless = entries.keys() - choice.matter - read.keys()
-    return SourceFiles(read, unread, reader, lambda path: Path(path).read_bytes(), choice.below, harmless)
+    return SourceFiles(read, unread, reader, cache_results(_bytes), choice.below, harmless)
 
 
 @contextmanager
@@ -186,7 +187,12 @@ def _parse_some(paths: list[str], target: Version) -> list[tuple[str, Parsed]]:
 
 def _scan(path: str) -> FileEntry:
     stamp = stamp_of(path)
-    return _entry(Path(path).read_bytes(), path, stamp)
+    return _entry(_bytes(path), path, stamp)
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called for every file, and half the time of Path.read_bytes
+        return file.read()
 
 
 def _entry(data: bytes, path: str, stamp: Stamp) -> FileEntry:
@@ -197,7 +203,7 @@ def _entry(data: bytes, path: str, stamp: Stamp) -> FileEntry:
 
 def _parsed(path: str, target: Version) -> Parsed:
     """Return the facts of a file as JSON, or why it cannot be parsed."""
-    facts, error = _facts(Path(path).read_bytes(), target)
+    facts, error = _facts(_bytes(path), target)
     return _as_json(facts) if facts is not None else "", error
 
 

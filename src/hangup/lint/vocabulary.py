@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from hangup.lint.facts import UNKNOWN
 from hangup.lint.source import Module, Site
@@ -161,10 +162,14 @@ def _is_called(site: Site) -> bool:
     )
 
 
-def _words(name: str) -> set[str]:
+_CAMEL = re.compile(r"([a-z])([A-Z])")
+
+
+@cache
+def _words(name: str) -> frozenset[str]:
     """Return the words of a receiver's last part: {"query", "engine"} for self.query_engine and for queryEngine."""
     last = name.rpartition(".")[2]
-    return set(re.sub(r"([a-z])([A-Z])", r"\1_\2", last).lower().strip("_").split("_"))
+    return frozenset(_CAMEL.sub(r"\1_\2", last).lower().strip("_").split("_"))
 
 
 def _is_sdk_call(site: Site, receiver: str, verb: str) -> bool:
