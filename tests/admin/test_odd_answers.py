@@ -92,6 +92,27 @@ class FakeLog:
         self.faults.append(error)
 
 
+class ReaperAlone:
+    """The reaper of a process without others, with nothing to stop."""
+
+    leads = True
+
+    def status(self, backend: object) -> None:
+        return None
+
+    def zombies_since(self, backend: object, since: float) -> list[Any]:
+        return []
+
+    def stops_of_others(self, backend: object) -> list[Any]:
+        return []
+
+    async def tokens_of_others(self, backend: object) -> None:
+        return None
+
+    async def calls_of_others(self, backend: object) -> tuple[int, float]:
+        return 0, 0.0
+
+
 def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> DivergenceMonitor:
     def backend(name: str) -> Any:
         time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
@@ -106,7 +127,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
         "registry": SimpleNamespace(live={}, ended=[]),
         "accounting": SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
         "placement": SimpleNamespace(admission=SimpleNamespace(queue=SimpleNamespace(count=0))),
-        "reaper": SimpleNamespace(status=lambda backend: None, zombies_since=lambda backend, now: []),
+        "reaper": ReaperAlone(),
         "log": log,
     }
     return DivergenceMonitor(**parts)

@@ -75,3 +75,14 @@ def test_books_and_counts_agree_whenever_both_rest(lives: list[list[tuple[int, i
         found = count.settle(seen)
         nobodys, uncounted = nobodys + found.nobodys, uncounted + found.uncounted
         assert (count.computed or 0) + uncounted == seen + nobodys
+
+
+def test_one_that_takes_over_begins_with_no_difference() -> None:
+    for seen in (0, 100, 5000):
+        count = EngineCount()
+        count.note(1000)
+        count.note(1100)
+        count.agree_on(seen)
+        assert count.ahead(seen) == 0
+        count.note(1130)
+        assert count.ahead(seen + 10) == 20

@@ -25,6 +25,7 @@ QUICK: dict[str, Any] = {
     "abort_again_max": 2,
     "health_interval_s": 0.5,
 }
+ALARM: dict[str, Any] = {"counters_interval_s": 0.2, "divergence_window_s": 1, "divergence_hold_s": 1}
 SLOW: dict[str, Any] = {"slots": 64, "prefill_s": 0.01, "token_s": 0.02, "answer_tokens": 30_000}
 STREAMS = 12  # the kernel spreads them over both workers
 
@@ -42,6 +43,11 @@ def sum_of(gateway: Gateway, metric: str, **labels: str) -> float:
     wanted = [f'{name}="{value}"' for name, value in labels.items()]
     found = gateway.metrics().items()
     return sum(n for name, n in found if name.split("{")[0] == metric and all(part in name for part in wanted))
+
+
+def computed(gateway: Gateway, backend: str) -> int:
+    engines = get_json(f"{gateway.admin_url}/api/report")["engines"]
+    return int(engines[backend]["computed"]) if backend in engines else 0
 
 
 @contextlib.contextmanager
@@ -63,7 +69,7 @@ def two_backends(gateway_settings: dict[str, Any], command: str = "") -> Iterato
 
 
 def test_zombies_of_all_workers_are_found_and_the_ladder_is_climbed_once() -> None:
-    with two_backends(QUICK) as (deaf, gateway), Load(gateway) as load:
+    with two_backends(QUICK | ALARM) as (deaf, gateway), Load(gateway) as load:
         wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
         load.wait_for_more()
         found = [row["id"] for row in events(gateway, "zombie_found")]
@@ -75,6 +81,10 @@ def test_zombies_of_all_workers_are_found_and_the_ladder_is_climbed_once() -> No
         assert sum_of(gateway, "hangup_zombies", backend="deaf") == STREAMS
         told = [get_json(f"{gateway.admin_url}/api/calls/stream-{number}") for number in range(STREAMS)]
         assert {row["release"] for row in told} == {"zombie"}, "the worker that had the call knows it, too"
+        raised = wait_until(lambda: events(gateway, "divergence_alarm_changed"), what="the alarm")
+        assert [(row["backend"], row["state"]) for row in raised] == [("deaf", "raised")]
+        assert {row["id"] for row in raised[0]["suspects"]["calls"]} <= set(found)
+        wait_until(lambda: computed(gateway, "deaf") > 100, what="what the engine computed, in the report")
     assert set(load.outcomes) == {"200"}
 
 
@@ -111,7 +121,7 @@ def test_if_the_worker_that_judges_dies_the_next_one_goes_on(kill_at: str, tmp_p
 @pytest.mark.parametrize("engine_settings", [{}, {"like": "vllm"}])
 def test_a_healthy_engine_is_never_suspected(engine_settings: dict[str, Any]) -> None:
     """Calls come, end and are left in both workers; every stop is verified by the engine's counts."""
-    with StandIn(**SLOW, **engine_settings) as engine, Gateway(engine.url, workers=2, release_grace_s=1) as gateway:
+    with StandIn(**SLOW, **engine_settings) as engine, Gateway(engine.url, workers=2, release_grace_s=1, **ALARM) as gateway:
         started(gateway, 2)
         with Load(gateway, 3):
             for _ in range(6):
@@ -121,7 +131,8 @@ def test_a_healthy_engine_is_never_suspected(engine_settings: dict[str, Any]) ->
         wait_until(lambda: sum_of(gateway, "hangup_releases_total") >= 6 * STREAMS, what="the metrics")
         assert engine.stats()["running"] == 0
         assert sum_of(gateway, "hangup_releases_total", result="verified") == sum_of(gateway, "hangup_releases_total")
-        assert not events(gateway, "zombie_found") and not events(gateway, "orphans_found") and not steps(gateway)
+        for event in ("zombie_found", "orphans_found", "ladder_step_taken", "divergence_alarm_changed"):
+            assert not events(gateway, event)
 
 
 def test_calls_of_a_dead_worker_are_verified_by_counts() -> None:

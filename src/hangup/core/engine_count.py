@@ -58,6 +58,10 @@ class EngineCount:
         """Note that this many of those tokens have been explained."""
         self._squared += tokens
 
+    def agree_on(self, seen: int) -> None:
+        """Begin here: whatever the difference from the tokens that were received is, it has been explained elsewhere."""
+        self._squared = (self.computed or 0) - seen
+
     def settle(self, seen: int) -> Settled:
         """Reconcile while nothing is at work on either side and `seen` tokens have been received: each difference is explained
         once.

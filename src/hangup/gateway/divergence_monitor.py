@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import orjson
 
 from hangup.config import ReportLimits
-from hangup.core.account import ZOMBIE
 from hangup.core.call import Call
 from hangup.core.divergence import AlarmTerms, CounterSample, DivergenceAlarm, DivergenceFinding
 from hangup.core.engine_count import EngineCount
+from hangup.core.members import TokenRow, TokenSums
 from hangup.core.reasons import Outcome
 from hangup.gateway.accounting import Accounting
 from hangup.gateway.backend_set import Backends
@@ -32,10 +32,12 @@ from hangup.gateway.log import Log
 from hangup.gateway.placement import Placement
 from hangup.gateway.reaper import Reaper
 from hangup.gateway.registry import CallRegistry
+from hangup.gateway.tokens_seen import token_row, tokens_seen
 from hangup.gateway.zombies import ZombieLedger
 from hangup.tasks import TASKS
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
+_NO_CALL_S = 1e-6  # sums of the same numbers may differ by their order; no call is as short as this
 _ASK_AGAIN = 12  # rounds before an engine without counters is queried again
 _ENDED_EARLY = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
 
@@ -61,6 +63,8 @@ class Watched:
     ask_in: int = 0  # rounds to skip
     zombie_ledger: ZombieLedger | None = None
     alone_since: float = -1.0  # the backend's call-seconds at the last query, if it had no call then; else -1
+    sums: TokenSums = field(default_factory=TokenSums)
+    judged: bool = False  # here, in the last round: with several processes, one does so for all
 
     @property
     def computed(self) -> int | None:
@@ -108,16 +112,40 @@ class DivergenceMonitor:
         for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
             if isinstance(failed, Exception):
                 self.log.fault(failed)
+        others = {backend.name: await self.reaper.tokens_of_others(backend) for backend in backends}
         now = time.monotonic()
-        seen, unseen = self._tokens()
+        seen, unseen = tokens_seen(self.accounting, self.registry)
         for backend in backends:
-            self._judge(backend, seen[backend.name], unseen[backend.name], now)
-            self._settle(backend, seen[backend.name], unseen[backend.name], now)
+            watched, name = self.watched.get(backend.name), backend.name
+            if watched is None or not self._judges(watched, others[name]):
+                continue
+            own = token_row(backend, self.registry, seen[name], unseen[name], now)
+            total = watched.sums.add_up(own, *(others[name] or ((), {})))
+            if total is None:
+                continue
+            if not watched.judged:
+                watched.judged = True
+                watched.count.agree_on(total[0].seen)  # what was before is not known here
+            elif total[1]:
+                self._judge(backend, watched, total[0], now)
+                self._settle(backend, watched, total[0], now)
+            else:
+                watched.alarm.restarted(now)  # nobody knows what a process received just before it ended
+
+    def _judges(self, watched: Watched, others: object) -> bool:
+        """Return whether this process judges the backend."""
+        if others is None:
+            watched.judged = True
+        elif not self.reaper.leads:
+            watched.judged, watched.sums, watched.zombie_ledger = False, TokenSums(), None
+            watched.alarm = DivergenceAlarm(_terms(self.settings().limits))
+        return others is None or self.reaper.leads
 
     async def _ask(self, backend: Backend) -> None:
         watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(self.settings().limits))))
+        calls, call_s = await self.reaper.calls_of_others(backend)
         time_of = backend.load.time
-        watched.alone_since = -1.0 if time_of.count else time_of.call_s
+        watched.alone_since = -1.0 if time_of.count or calls else time_of.call_s + call_s
         if watched.ask_in and watched.counters is None:
             watched.ask_in -= 1
         else:
@@ -127,7 +155,7 @@ class DivergenceMonitor:
                 # An engine without metrics: use the status that it reported to the reaper.
                 found = counters.ReportedCounters(found.tokens if found is not None else status.tokens, float(status.running))
                 watched.ask_in = 0
-            self._note(backend.name, watched, found, shared=backend.settings.shared or backend.has_peers)
+            self._note(backend.name, watched, found, shared=backend.settings.shared or not self.reaper.leads)
         watched.busy = await busy(backend, watched.counters, backend.limits.health_timeout_s)
 
     def _note(self, name: str, watched: Watched, found: counters.ReportedCounters | None, *, shared: bool) -> None:
@@ -141,59 +169,34 @@ class DivergenceMonitor:
         if self.accounting.store is not None and before is not None and not shared:
             self.accounting.store.add_computed(name, (watched.count.computed or 0) - before)
 
-    def _tokens(self) -> tuple[Counter[str], Counter[str]]:
-        """Return, per backend, the tokens that arrived, and those that live calls may have received unseen."""
-        seen: Counter[str] = Counter()
-        unseen: Counter[str] = Counter()
-        for (_, backend, fate), count in self.accounting.ledger.tokens.items():
-            seen[backend] += count if fate != ZOMBIE else 0
-        for flow in self.registry.live.values():
-            seen[flow.call.backend] += flow.call.tokens_out
-            ticket = flow.ticket
-            if ticket is not None and ticket.blind and ticket.placed_on is not None:
-                unseen[flow.call.backend] += ticket.output_max * ticket.choices
-        return seen, unseen
-
-    def _judge(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
-        watched = self.watched.get(backend.name)
-        if watched is None:
-            return
+    def _judge(self, backend: Backend, watched: Watched, total: TokenRow, now: float) -> None:
         if not backend.load.health.up:
             watched.alarm.restarted(now)
-        time_of = backend.load.time
-        time_of.pass_until(now)
-        sample = CounterSample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
-        if backend.settings.shared or backend.has_peers:  # other clients' work says nothing about ours
+        sample = CounterSample(watched.computed, watched.busy, total.seen, total.unseen, total.call_s, total.served_s)
+        if backend.settings.shared:  # other clients' work says nothing about ours
             sample = sample._replace(computed=None, busy=None)
         else:
             zombies = len(self.reaper.zombies_since(backend, now))
             by_itself = watched.busy is not None and backend.settings.busy_from == "engine"
-            sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=self._textless(backend))
+            sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=total.textless)
         change = watched.alarm.observe(sample, now)
         if change is not None:
             self._report(backend.name, watched.alarm.finding)
 
-    def _textless(self, backend: Backend) -> bool:
-        """Return whether the backend has calls without tokens, such as embeddings: then tokens per second say nothing."""
-        live = (flow for flow in self.registry.live.values() if flow.backend is backend)
-        return not all(flow.counts_tokens for flow in live)
-
-    def _settle(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
+    def _settle(self, backend: Backend, watched: Watched, total: TokenRow, now: float) -> None:
         """Record tokens that the engine counted and no client received. Zombies' tokens are recorded at once; the rest when
         neither the gateway nor the engine has a call. Nothing can be said about an engine that other clients use as well."""
-        watched = self.watched.get(backend.name)
-        if watched is None or backend.settings.shared or backend.has_peers:
+        if backend.settings.shared:
             return
         if watched.zombie_ledger is None:
-            busy_s = backend.load.time.busy_s
-            watched.zombie_ledger = ZombieLedger(self.accounting, self.reaper, self.registry.ended, now, busy_s)
+            watched.zombie_ledger = ZombieLedger(self.accounting, self.reaper, self.registry.ended, now, total.served_s)
         afterlives = watched.zombie_ledger
         count = watched.count if watched.computed is not None else None
-        afterlives.record_zombies(backend, count, seen + unseen, now)
+        afterlives.record_zombies(backend, count, total.seen + total.unseen, total.served_s, now)
         if count is None or watched.counters is None or watched.counters.running != 0:
             return
-        if not backend.load.time.count and backend.load.time.call_s == watched.alone_since:  # otherwise a call came and went
-            afterlives.record_rest(backend, count, seen, now)
+        if not total.calls and abs(total.call_s - watched.alone_since) < _NO_CALL_S:  # otherwise a call came and went
+            afterlives.record_rest(backend, count, total.seen, now)
 
     def _report(self, backend: str, finding: DivergenceFinding | None) -> None:
         fields: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
@@ -215,12 +218,12 @@ class DivergenceMonitor:
 
     def suspects(self, backend: str) -> dict[str, Any]:
         """Return the tenants and calls whose work may still run: calls that ended early and are not known to have stopped."""
-        ended = [call for call in self.registry.ended if call.backend == backend and _may_be_zombie(call)]
-        tenants = Counter(call.tenant for call in ended)
         now = time.monotonic()
-        oldest = [
-            {"id": c.id, "tenant": c.tenant, "ended_s_ago": round(now - (c.ended_at or now), 1)} for c in ended[:_SUSPECTS_MAX]
-        ]
+        ended = [call for call in self.registry.ended if call.backend == backend and _may_be_zombie(call)]
+        rows = [(call.id, call.tenant, call.ended_at or now) for call in ended]
+        rows += [(stop.call_id, stop.tenant, stop.at) for stop in self.reaper.pending_of_others(backend)]
+        tenants = Counter(tenant for _, tenant, _ in rows)
+        oldest = [{"id": id, "tenant": tenant, "ended_s_ago": round(now - at, 1)} for id, tenant, at in rows[:_SUSPECTS_MAX]]
         return {"tenants": [name for name, _ in tenants.most_common(_SUSPECTS_MAX)], "calls": oldest}
 
     def _remember(self) -> None:
@@ -232,7 +235,7 @@ class DivergenceMonitor:
                 "monotonic": time.monotonic(),
                 "busy": sum(known) / len(known) if known else -1.0,
                 "computed": float(sum(computed)) if computed else -1.0,
-                "seen": float(self._tokens()[0].total()),
+                "seen": float(tokens_seen(self.accounting, self.registry)[0].total()),
                 "live": float(len(self.registry.live)),
                 "waiting": float(self.placement.admission.queue.count),
                 "calls": float(self.accounting.ledger.calls.total()),

@@ -24,11 +24,11 @@ class ZombieLedger:
         self._looked_at, self._busy_s = now, busy_s  # the last round's time, and the backend's busy seconds at that time
         self._rested_at = now
 
-    def record_zombies(self, backend: Backend, count: EngineCount | None, seen: int, now: float) -> None:
+    def record_zombies(self, backend: Backend, count: EngineCount | None, seen: int, busy_s: float, now: float) -> None:
         """Record the zombies' tokens and engine time since the last round. `count` is None if the engine counts no tokens;
-        `seen` are all tokens that arrived, or may have arrived unseen."""
+        `seen` are all tokens that arrived, or may have arrived unseen; `busy_s` is how long the backend had live calls."""
         since, before = self._looked_at, self._busy_s
-        self._looked_at, self._busy_s = now, backend.load.time.busy_s
+        self._looked_at, self._busy_s = now, busy_s
         owners = self._reaper.zombies_since(backend, since)
         if not owners:
             return
@@ -50,6 +50,7 @@ class ZombieLedger:
         if not found.nobodys:
             return
         ended = [stop for call in self._ended for stop in call.pending_stops if call.backend == backend.name]
+        ended += self._reaper.stops_of_others(backend)
         owners = [stop for stop in ended if stop.at >= since]
         if owners:
             self._record(backend, owners, found.nobodys, 0.0, since, now)

@@ -15,6 +15,7 @@ from hangup.core.members.members import LeftCall, LeftCalls, Members
 from hangup.core.members.shares import fair_shares
 from hangup.core.members.stop_records import EndedCall, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
+from hangup.core.members.token_sums import TokenRow, TokenSums
 
 __all__ = [
     "Allotments",
@@ -30,6 +31,8 @@ __all__ = [
     "StopRecords",
     "Sum",
     "Tally",
+    "TokenRow",
+    "TokenSums",
     "WholeCount",
     "fair_shares",
 ]

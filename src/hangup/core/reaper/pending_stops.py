@@ -232,6 +232,10 @@ class PendingStops:
         self._others_at_most = math.inf
         return given
 
+    def of_others(self) -> list[PendingStop]:
+        """Return the ended calls of other processes, also those that were released lately."""
+        return [stop for stop in (*self._recent, *self.held) if stop.member]
+
     def extend(self, seconds: float) -> None:
         """Give every ended call more time, because we stood still: the engine may have been told to stop only afterwards."""
         for stop in (*self.held, *self._recent):

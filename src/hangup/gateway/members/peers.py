@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hangup.core import zombie_shares
 from hangup.core.admission import BackendLoad, Trust
-from hangup.core.members import EndedCall, PeakLog, StopFinding
+from hangup.core.members import EndedCall, PeakLog, StopFinding, TokenRow
 from hangup.core.reaper import StopState, Waiting
 from hangup.gateway.reaper import Answers
+from hangup.gateway.tokens_seen import token_row, tokens_seen
 from hangup.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -171,8 +172,8 @@ class MemberPeers:
         if what == "abandon":
             self._work.start(self._abandon(gateway, message["number"], name, fields["why"]))
             return
-        answer = {"count": self._count, "waiting": self._waiting, "restarted": self._restarted, "keys": self._keys}[what]
-        self._send("answer_leader", number=message["number"], row=answer(gateway, name, {**fields, "term": message["term"]}))
+        row = self._ANSWERS[what](self, gateway, name, {**fields, "term": message["term"]})
+        self._send("answer_leader", number=message["number"], row=row)
 
     def _count(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[int, ...]:
         loads = [backend.load for backend in gateway.stopping.reaper.backends_named(name)]
@@ -191,6 +192,19 @@ class MemberPeers:
         waited_s = now - min(wait.since for wait in waits) if waits else None
         return waited_s, max((wait.reading_s for wait in waits), default=0.0), _age(last_output_at, now)
 
+    def _calls(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[int, float]:
+        now, times = time.monotonic(), [b.load.time for b in gateway.stopping.reaper.backends_named(name)]
+        for time_of in times:
+            time_of.pass_until(now)
+        return sum(time_of.count for time_of in times), sum(time_of.call_s for time_of in times)
+
+    def _tokens(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[object, ...]:
+        seen, unseen = tokens_seen(gateway.accounting, gateway.registry)
+        backend = gateway.backends.by_name.get(name)
+        if backend is None:
+            return TokenRow().row()
+        return token_row(backend, gateway.registry, seen[name], unseen[name], time.monotonic()).row()
+
     def _restarted(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> bool:
         for backend in gateway.stopping.reaper.backends_named(name):
             backend.facts_known = False
@@ -206,6 +220,14 @@ class MemberPeers:
             count += await gateway.stopping.abandon(backend, why)
         self._send("answer_leader", number=number, row=count)
 
+    _ANSWERS: Mapping[str, Callable[[MemberPeers, Gateway, str, dict[str, Any]], Any]] = {
+        "count": _count,
+        "waiting": _waiting,
+        "calls": _calls,
+        "tokens": _tokens,
+        "restarted": _restarted,
+        "keys": _keys,
+    }
     _HANDLERS: Mapping[str, Callable[[MemberPeers, Gateway, dict[str, Any]], None]] = {
         "leader": _leader,
         "ended": _take_ended,

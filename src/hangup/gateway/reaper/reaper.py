@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hangup.core.admission import Trust
-from hangup.core.members import EndedCall, StopFinding
+from hangup.core.members import EndedCall, StopFinding, TokenRow
 from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
@@ -129,6 +129,37 @@ class Reaper:
         watch = self._by_name().get(backend)
         if watch is not None:
             watch.take_trust(trust)
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this process judges the engines: it is alone, or leads."""
+        return self._peers is None or self._peers.leads
+
+    async def tokens_of_others(self, backend: Backend) -> tuple[tuple[str, ...], dict[str, TokenRow]] | None:
+        """Return what the other processes received from a backend; None if there are no others."""
+        if self._peers is None:
+            return None
+        if not self._peers.leads:
+            return (), {}
+        expected, rows = await self._peers.ask("tokens", backend.name, {})
+        return expected, {member: TokenRow(*row) for member, row in rows.items()}
+
+    async def calls_of_others(self, backend: Backend) -> tuple[int, float]:
+        """Return how many calls the other processes have at a backend now, and the durations of all they had."""
+        if self._peers is None or not self._peers.leads:
+            return 0, 0.0
+        rows = (await self._peers.ask("calls", backend.name, {})).rows.values()
+        return sum(calls for calls, _ in rows), sum(call_s for _, call_s in rows)
+
+    def pending_of_others(self, name: str) -> list[PendingStop]:
+        """Return the ended calls of other processes that are not known to have stopped."""
+        watch = self._by_name().get(name)
+        return [stop for stop in watch.pending_stops.held if stop.member] if watch is not None else []
+
+    def stops_of_others(self, backend: Backend) -> list[PendingStop]:
+        """Return recently ended calls of other processes."""
+        watch = self._watches.get(backend)
+        return watch.pending_stops.of_others() if watch is not None else []
 
     def backends_named(self, name: str) -> list[Backend]:
         """Return the backends of this name: after a reload there may be two, of which one has only old calls."""
