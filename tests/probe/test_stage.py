@@ -214,6 +214,20 @@ def test_how_far_an_answer_is_that_does_not_stream() -> None:
     play(Engine(_STREAM), ProbeBudget(), story)
 
 
+def test_an_abandoned_prompt_is_read_before_its_answer_ends_by_itself() -> None:
+    """An engine that stops after the prompt has computed nothing: the answer's own end is later."""
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        call = await caller.start(CallKind(stage.tokens))
+        trial = FiguresTrial(stage, cast(Any, None), 1.0)
+        prefill, streaming = (Scene(CASES[name], [call], []) for name in ("prefill-fin", "stream-fin"))
+        assert trial._remaining_s(streaming, 100) == 1.0
+        assert 200 < trial._remaining_s(prefill, 100) <= 301, "the stage reckons with 300 s for a long prompt"
+        call.close()
+
+    play(Engine(_STREAM), ProbeBudget(), story)
+
+
 def test_patience_begins_anew_with_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is no stall."""
     more_came, waited = iter((True, True, False)), list[float]()

@@ -72,11 +72,13 @@ class EchoTrials:
         try:
             (leaver,) = scene.leavers
             left = self._stage.remaining(case, leaver)
-            remaining_s = left / _rate(scene.live, self._stage.speed.rate)
+            reading_s = self._stage.reading_s(case, leaver)
+            remaining_s = reading_s + left / _rate(scene.live, self._stage.speed.rate)
             clock = _StreamClock(scene.live, self._stage.speed.tokens_per_event)
             leaver.leave(case.departure)
             canary_s = await first_token_time(self._caller, timeout_s=remaining_s * 3 + 30)
-            remaining_s = clock.duration_s(left) or remaining_s
+            lasts_s = clock.duration_s(left)
+            remaining_s = remaining_s if lasts_s is None else reading_s + lasts_s
         finally:
             scene.close()
         for call in scene.live:  # the next answers must be long enough for an engine that is faster than it was

@@ -100,7 +100,7 @@ class FiguresTrial:
         rate = self._stage.speed.rate
         if scene.case.moment is Moment.QUEUE:
             return max((self._stage.remaining(scene.case, call) for call in scene.live), default=0) / rate + tokens / rate
-        return tokens / rate
+        return max(self._stage.reading_s(scene.case, call) for call in scene.leavers) + tokens / rate
 
     def _waves(self, scene: Scene) -> int:
         """Return how many rounds a deaf engine would need for what a storm leaves behind."""

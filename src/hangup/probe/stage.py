@@ -105,6 +105,12 @@ class Stage:
             computed = call.tokens(self.speed.tokens_per_event)
         return max(round(self.tokens - max(computed, 0.0)), 0)
 
+    def reading_s(self, case: Case, call: ProbeConnection) -> float:
+        """Return for how long the engine would still read the prompt of a call."""
+        if case.moment is not Moment.PREFILL:
+            return 0.0
+        return max(self._long_first_token_s - (time.monotonic() - call.sent_at), 0.0)
+
     async def _place_one(self, case: Case) -> ProbeConnection:
         kind = CallKind(self.tokens, case.streams, long_prompt=case.moment is Moment.PREFILL)
         small_buffer = case.departure is Departure.STALL
