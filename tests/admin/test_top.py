@@ -1,85 +1,152 @@
-"""`hangup top`: its keys, what it draws, and a whole session in a terminal."""
+"""`hangup top`: its keys, what it draws, and whole sessions in a terminal."""
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from admin.test_api import live, streaming
 from admin.test_commands import as_json, hangup
-from hangup.cli.top import TopState, press, screen
+from hangup.cli.top_parts.screen import draw, matching
+from hangup.cli.top_parts.state import TopState, click, press, read_keys
+from hangup.cli.top_parts.views import VIEWS, TopRow
+from hangup.terminal import cells
 from support.processes import Gateway, StandIn
+from support.terminal import Terminal
 
 IDS = ["a", "b", "c"]
-NAMES = ("tenant", "client", "model", "backend", "slot", "phase", "tokens_in", "tokens_out", "tokens_per_s", "idle_s")
-ROW: dict[str, Any] = {**dict.fromkeys((*NAMES, "deadline_left_s", "waits_for")), "age_s": 1.0}
+OVERVIEW: dict[str, Any] = {
+    "not_ready": None,
+    "live": 100,
+    "waiting": 3,
+    "tokens": {"delivered": 900, "wasted": 100},
+    "history": [],
+    "backends": [{"zombies": ["z"]}],
+    "jobs": {"total": 0},
+    "alarms": [{"backend": "b", "signal": "exact"}],
+}
 
 
 def after(keys: str, state: TopState | None = None) -> TopState:
     state = state or TopState()
-    for key in keys:
+    for key in read_keys(keys.encode()):
         state = press(state, key, IDS)
     return state
 
 
 def test_keys() -> None:
-    assert after("jjjj").selected == 2 and after("jk").selected == 0
-    assert after("r").sort == "-age" and after("rr").sort == "age" and after("s").sort != "age"
-    assert after("jx").awaiting_confirmation == "b"
-    assert after("jxy").kill == "b" and after("jxn").kill == "" and after("jxn").awaiting_confirmation == ""
-    assert after("/ops\r").tenant == "ops" and after("/ops\r").typing is False
-    assert after("/q").quit is False and after("/opx\x7f").tenant == "op"
-    assert after("q").quit
+    assert after("jjjj").selected == "c" and after("jk").selected == "a" and after("G").selected == "c"
+    assert after("\x1b[B\x1b[B\x1b[A").selected == "b" and after("G\x1b[5~").selected == "a"
+    assert after("r").sort == "-age" and after("rr").sort == "age" and after("s").sort == "idle" and after("sS").sort == "age"
+    assert after("jx").confirming == ("kill", "b") and after("jxy").action == ("kill", "b")
+    assert after("jxn").action == ("", "") and after("jxn").confirming == ("", "")
+    assert after("/ops\r").filter == "ops" and after("/ops\r").typing is False and after("/ops\x1b").filter == ""
+    assert after("/q").quit is False and after("/opx\x7f").filter == "op"
+    assert (
+        [after(key).view for key in "123456"] == list(VIEWS)
+        and after("\t").view == "backends"
+        and after("\x1b[D").view == "tenants"
+    )
+    assert after("j\r").action == ("trace", "b") and after("5\r").action == ("job", "a") and after("6\r").action == ("", "")
+    assert after("?").page == "help" and after("?q").page == "" and not after("?q").quit and after("q").quit
 
 
-def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
-    calls = [{**ROW, "id": f"call-{at:03d}" + "x" * 90} for at in range(100)]
-    glance: dict[str, Any] = {
-        "not_ready": None,
-        "live": 100,
-        "waiting": 3,
-        "tokens": {},
-        "alarms": [{"backend": "b", "signal": "exact"}],
-    }
-    lines = screen({"calls": calls}, glance, TopState(selected=60), "", 40, 20)
-    plain = [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
-    assert len(lines) < 20 and all(len(line) <= 40 for line in plain[4:])
-    assert any(line.startswith("\x1b[7mcall-060") for line in lines) and "b is computing" in plain[1]
+def test_a_click_goes_where_it_points() -> None:
+    rows, tabs = [(4, "a"), (5, "b")], [(0, 10, "calls"), (10, 22, "backends")]
+    assert click(TopState(), "\x1b[<0;3;6M", rows, tabs, 1).selected == "b"
+    assert click(TopState(selected="b"), "\x1b[<0;3;6M", rows, tabs, 1).action == ("trace", "b")
+    assert click(TopState(), "\x1b[<0;15;2M", rows, tabs, 1).view == "backends"
+    assert click(TopState(), "\x1b[<65;1;1M", rows, tabs, 1).selected == "b"
+    assert click(TopState(confirming=("kill", "a")), "\x1b[<0;3;6M", rows, tabs, 1).action == ("", ""), "no kill by a click"
+
+
+@given(
+    st.sampled_from(list(VIEWS)),
+    st.integers(20, 200),
+    st.integers(6, 60),
+    st.integers(0, 99),
+    st.sampled_from(["", "help", "trace"]),
+    st.text(max_size=10),
+)
+def test_the_screen_keeps_to_its_size_and_shows_the_chosen_row(
+    view: str, width: int, height: int, chosen: int, page: str, text: str
+) -> None:
+    columns = VIEWS[view].columns
+    rows = [TopRow(f"key-{at:03d}", [f"key-{at:03d}", *["x" * 30] * (len(columns) - 1)], ()) for at in range(100)]
+    state = TopState(view=view, selected=f"key-{chosen:03d}", page=page, scroll=chosen)
+    drawing = draw(OVERVIEW, rows, state, text, ["a line " * 40] * 200, (width, height))
+    plain = [re.sub(r"\x1b\[\d*m", "", line) for line in drawing.lines]
+    assert len(plain) <= height and all(cells(line) <= width for line in plain)
+    if not page and height > 8:
+        (line,) = [drawing.lines[at] for at, key in drawing.rows if key == f"key-{chosen:03d}"]
+        assert line.startswith("\x1b[7mkey-"), "the selected row is visible and marked"
+
+
+def test_the_filter_looks_at_everything() -> None:
+    rows = [TopRow("hu-long-id-1", ["hu-long", "search", "answering"], ()), TopRow("hu-2", ["hu-2", "batch", "waiting"], ())]
+    assert [row.key for row in matching(rows, "SEARCH")] == ["hu-long-id-1"]
+    assert matching(rows, "id-1") == rows[:1] and matching(rows, "wait") == rows[1:] and matching(rows, "") == rows
+    lines = draw(OVERVIEW, [], replace(TopState(), filter="x"), "", [], (80, 24)).lines
+    assert "no row contains the filter" in lines[4]
 
 
 def test_in_a_terminal(gateway: Gateway, engine: StandIn) -> None:
-    """It draws the screen, takes the keys for a kill, and restores the terminal."""
-    with streaming(gateway, "doomed-by-top"):
-        leader, follower = pty.openpty()
-        command = [sys.executable, "-m", "hangup", "top", "--every", "0.1s", "--admin", gateway.admin_url]
-        with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower) as process:
-            os.close(follower)
-            _read_until(leader, b"doomed-by-top")
-            os.write(leader, b"x")
-            _read_until(leader, b"kill doomed-by-top?")
-            os.write(leader, b"y")
-            _read_until(leader, b"killed doomed-by-top")
-            os.write(leader, b"q")
-            _read_until(leader, b"\x1b[?1049l")
-            assert process.wait(60) == 0
-        os.close(leader)
-        engine.wait_idle()
-        assert live(gateway) == []
+    """A session as an operator has it: look at a call, look for it, kill it; the terminal is restored at the end."""
+    with (
+        streaming(gateway, "doomed-by-top"),
+        Terminal("top", "--every", "0.2s", "--admin", gateway.admin_url) as terminal,
+    ):
+        terminal.wait_for("doomed-by-t", on_screen=True)
+        terminal.type("\r")
+        terminal.wait_for("first token", on_screen=True)
+        terminal.type("q/nothing-has-this")
+        terminal.wait_for("no row contains the filter", on_screen=True)
+        terminal.type("\x1b")
+        terminal.wait_for("doomed-by-t", on_screen=True)
+        terminal.type("2")
+        terminal.wait_for("standin +up", on_screen=True)
+        terminal.type("\x1b[<0;3;2M")  # a click on "calls"
+        terminal.wait_for("doomed-by-t", on_screen=True)
+        terminal.resize(60, 20)
+        terminal.wait_for(r"\A[^\n]{1,60}\n[^\n]{1,60}\n", on_screen=True)
+        terminal.type("x")
+        terminal.wait_for(r"kill doomed-by-top\? y to confirm", on_screen=True)
+        terminal.type("y")
+        terminal.wait_for("killed doomed-by-top: connection cut", on_screen=True)
+        terminal.wait_for("no live calls", on_screen=True)
+        terminal.type("q")
+        assert terminal.wait() == 0
+        assert terminal.output.rstrip().endswith(b"\x1b[?1006l\x1b[?1000l\x1b[?1049l\x1b[?25h")
+    engine.wait_idle()
+    assert live(gateway) == []
+
+
+@pytest.mark.parametrize("view", list(VIEWS))
+def test_each_view_of_a_real_gateway_fits_80_columns(gateway: Gateway, view: str) -> None:
+    with (
+        streaming(gateway, f"hu-for-the-view-{view}"),
+        Terminal("top", view, "--every", "0.2s", "--admin", gateway.admin_url) as terminal,
+    ):
+        terminal.wait_for("sorted by", on_screen=True)
+        assert all(cells(line) <= 80 for line in terminal.screen)
+        terminal.type("q")
+        assert terminal.wait() == 0
+
+
+def test_a_gateway_that_is_gone_is_told(engine: StandIn) -> None:
+    with Gateway(engine.url) as gateway, Terminal("top", "--every", "0.2s", "--admin", gateway.admin_url) as terminal:
+        terminal.wait_for("no live calls", on_screen=True)
+        gateway.close()
+        terminal.wait_for("cannot reach the gateway", on_screen=True)
+        terminal.type("q")
+        assert terminal.wait() == 0
 
 
 def test_without_a_terminal(gateway: Gateway) -> None:
     assert "top needs a terminal" in hangup(gateway, "top").stderr
     assert set(as_json(gateway, "top")) >= {"calls", "backends", "live"}
-
-
-def _read_until(fd: int, mark: bytes) -> None:
-    got, deadline = b"", time.monotonic() + 60
-    while mark not in got:
-        assert select.select([fd], [], [], max(deadline - time.monotonic(), 0))[0], got[-500:]
-        got += os.read(fd, 65536)
