@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from hangup.sim import report, traces
 from hangup.sim.engine import EngineModel
 from hangup.sim.load import Arrivals, ClientHabits, Load
 from hangup.sim.policies import BASELINES, HANGUP, JOBS
+from hangup.sim.sharing import SharingModel
 from hangup.sim.study import Plan, Row, study
 
 _EXAMPLES = """\
@@ -32,6 +34,8 @@ examples:
       what does an engine cost that ignores hang-ups? (the simulator does not include the reaper)
   hangup simulate --policy hangup,jobs --streams 1 --load 0.3,0.5,0.7,0.9
       how much idle capacity can jobs use, and do clients notice?
+  hangup simulate --gateways 1,2,8,64 --backends 8 --slots 8 --engine slots=8 --load 3
+      what do several gateways cost? Add --gateway-deaths 6 --hub-loss 0.01 for a bad day
 """
 
 
@@ -68,7 +72,8 @@ def add_parser(commands: Any) -> None:
     add(
         "--backends", type=_counts, default=[1], metavar="N,…", help="number of engines; with --rate, finds how many are needed"
     )
-    add("--gateways", type=int, default=1, metavar="N", help="number of independent gateways in front of them (default: 1)")
+    add("--gateways", type=_counts, default=[1], metavar="N,…", help="number of gateways in front of them (default: 1)")
+    add("--slots", type=int, metavar="N", help="calls that the gateways send to an engine at a time; 0: learned (default: 0)")
     add("--rate", type=float, metavar="X", help="calls per second, instead of --load")
     add("--calls", type=int, default=5000, metavar="N", help="calls counted per run at a load of 1 (default: 5000)")
     add("--seed", type=_counts, default=[1], metavar="N,…", help="random seeds; several seeds give means (default: 1)")
@@ -78,6 +83,7 @@ def add_parser(commands: Any) -> None:
         default = getattr(defaults, field.name)
         flag = "--" + _FLAGS.get(field.name, field.name.replace("_", "-"))
         crowd.add_argument(flag, dest=field.name, type=type(default), default=default, metavar="X", help=_CROWD[field.name])
+    _add_sharing(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
     out.add_argument("--plot", type=Path, metavar="FILE", help="goodput, waste, refusals and TTFT against load (.png, .html)")
@@ -90,6 +96,20 @@ def add_parser(commands: Any) -> None:
     )
     out.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
+
+
+def _add_sharing(parser: Any) -> None:
+    add, defaults = parser.add_argument_group("several gateways").add_argument, SharingModel()
+    add(
+        "--hub",
+        choices=["workers", "hosts", "none"],
+        default="workers",
+        help="what they share slots and quotas through: a hub that sees a process end (workers), a hub that notices silence "
+        "(hosts), or none (default: workers)",
+    )
+    add("--hub-delay", type=float, default=defaults.delay_s, metavar="S", help="of a message on average (default: 0.0005)")
+    add("--hub-loss", type=float, default=0.0, metavar="SHARE", help="share of messages that are lost (default: 0)")
+    add("--gateway-deaths", type=float, default=0.0, metavar="X", help="deaths a minute, of all gateways together (default: 0)")
 
 
 _FLAGS = {"hang_up_share": "hang-ups", "deadline_share": "told", "stream_share": "streams"}
@@ -145,23 +165,37 @@ def _plans(arguments: argparse.Namespace) -> Any:
     requests = traces.read(arguments.trace, arguments.seed[0]) if arguments.trace else traces.synthetic(arguments.seed[0])
     crowd = ClientHabits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(ClientHabits)})
     simulated = Load(requests, crowd, Arrivals(arguments.arrivals, arguments.cv))
-    settings = load(arguments.config, os.environ, {}).settings
+    flags = {"slots": arguments.slots} if arguments.slots is not None else {}
+    settings = load(arguments.config, os.environ, flags).settings
     base = Plan(
         load=simulated,
         settings=settings,
         model=_engine(arguments.engine),
         loads=arguments.load,
         policies=arguments.policy,
-        gateways=arguments.gateways,
+        sharing=_sharing(arguments),
         calls=arguments.calls,
         seeds=arguments.seed,
     )
-    for backends in arguments.backends:
+    for backends, gateways in itertools.product(arguments.backends, arguments.gateways):
         for label, changed in _variants(settings, arguments.set):
-            plan = dataclasses.replace(base, backends=backends, settings=changed)
+            plan = dataclasses.replace(base, backends=backends, gateways=gateways, settings=changed)
             if arguments.rate is not None:
                 plan = dataclasses.replace(plan, rate=arguments.rate)
             yield label, plan
+
+
+def _sharing(arguments: argparse.Namespace) -> SharingModel | None:
+    delay_s, loss, deaths = arguments.hub_delay, arguments.hub_loss, arguments.gateway_deaths
+    if delay_s < 0 or not 0 <= loss < 1 or deaths < 0:
+        raise HangupError("--hub-delay and --gateway-deaths must not be negative, --hub-loss must be from 0 to below 1")
+    if arguments.hub == "none":
+        if deaths:
+            raise HangupError("--gateway-deaths needs a hub: choose --hub workers or --hub hosts")
+        return None
+    if deaths and JOBS in arguments.policy:
+        raise HangupError("--gateway-deaths cannot be simulated with --policy jobs")
+    return SharingModel(delay_s, loss, deaths, by_silence=arguments.hub == "hosts")
 
 
 def _variants(settings: Settings, assignment: tuple[str, list[float]] | None) -> Any:

@@ -101,6 +101,12 @@ class People:
             tally.refusal_s.observe(now - client.sent_at)
         self._again(client, retry_after_s, may_retry)
 
+    def connection_broke(self, client: SimClient) -> None:
+        """The client's gateway died. SDKs retry, unless a stream has begun: then the error is the application's."""
+        begun = client.work is not None and client.work.state == RUNNING and client.sample.stream
+        client.work = None
+        self._again(client, None, may_retry=not begun)
+
     def _first_token(self, work: SimWork) -> None:
         client: SimClient = work.owner
         now, sample = self.clock.now, client.sample

@@ -35,7 +35,16 @@ class HangupGateway:
     ) -> None:
         self._clock = clock
         self._people = people
+        self._rng = rng
+        self._settings = settings
+        self._engine_list = engines
         self._queue_s = settings.limits.queue_s
+        self._open()
+        self._supply = Supply(clock, people.tally, self.admission, items, self._act) if items else None
+
+    def _open(self) -> None:
+        """Begin with admission that knows of no call."""
+        settings, engines = self._settings, self._engine_list
         backends = cycle(settings.backend or (BackendSettings(),))
         loads = [
             BackendLoad(
@@ -44,9 +53,8 @@ class HangupGateway:
             for at, b in zip(range(len(engines)), backends, strict=False)
         ]
         self._engines = dict(zip(loads, engines, strict=True))
-        self.admission: Admission[Any] = Admission(settings.limits, loads, rng.random)
+        self.admission: Admission[Any] = Admission(settings.limits, loads, self._rng.random)
         self.admission.configure(settings.limits, {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant})
-        self._supply = Supply(clock, people.tally, self.admission, items, self._act) if items else None
 
     def arrive(self, client: SimClient) -> None:
         now, sample = self._clock.now, client.sample
@@ -62,9 +70,13 @@ class HangupGateway:
             retry=client.tries > 1,
             whole=sample.whole,
         )
-        self._act(self.admission.arrive(ticket, sample.tenant, now))
+        self._place(ticket, sample.tenant)
+
+    def _place(self, ticket: Ticket[Any], tenant: str) -> None:
+        """Let admission decide about a call."""
+        self._act(self.admission.arrive(ticket, tenant, self._clock.now))
         if ticket.queued:
-            self._clock.timeout(ticket.queue_by, self._waited, client)
+            self._clock.timeout(ticket.queue_by, self._waited, ticket.key)
 
     def _waited(self, client: SimClient, turn: int) -> None:
         ticket = client.place

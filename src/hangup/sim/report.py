@@ -36,11 +36,30 @@ _JOB_COLUMNS = (  # for policies that run jobs
 )
 
 
+_GATEWAY_COLUMNS = (  # for several gateways
+    ("gateways", "gateways", "{}"),
+    ("beyond", "granted_beyond", "{}"),
+    ("messages/s", "hub_messages_s", "{:.0f}"),
+)
+
+_DEATH_COLUMNS = (
+    ("deaths", "gateway_deaths", "{}"),
+    ("freed", "freed_s_mean", "{:.2f} s"),
+    ("longest", "freed_s_max", "{:.2f} s"),
+)
+
 _MACHINES = frozenset(["calls_per_cpu_s"])  # measures this machine, not the simulation
 
 
 def _columns(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
-    return _COLUMNS + _JOB_COLUMNS if any(not math.isnan(row.jobs_fill_share) for row in rows) else _COLUMNS
+    columns: tuple[tuple[str, str, str], ...] = _COLUMNS
+    if any(not math.isnan(row.jobs_fill_share) for row in rows):
+        columns += _JOB_COLUMNS
+    if any(row.gateways > 1 for row in rows):
+        columns += _GATEWAY_COLUMNS
+    if any(row.gateway_deaths for row in rows):
+        columns += _DEATH_COLUMNS
+    return columns
 
 
 def _cells(row: Row, columns: Sequence[tuple[str, str, str]]) -> list[str]:

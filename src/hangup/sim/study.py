@@ -13,6 +13,7 @@ from hangup.sim import policies
 from hangup.sim.engine import EngineModel
 from hangup.sim.load import Load
 from hangup.sim.policies import BASELINES, HANGUP, JOBS, GatewayMaker
+from hangup.sim.sharing import SharedMaker, SharingModel
 from hangup.sim.world import Capacity, Run, capacity, run
 
 Progress = Callable[[str, float], None]
@@ -29,6 +30,7 @@ class Plan:
     policies: Sequence[str] = (HANGUP,)
     backends: int = 1
     gateways: int = 1
+    sharing: SharingModel | None = None  # how gateways share slots and quotas; None: each is on its own
     calls: int = 5000  # that arrive within the counted time at a load of 1
     warm_s: float = 120.0
     seeds: Sequence[int] = (1,)
@@ -61,6 +63,12 @@ class Row:
     calls_per_cpu_s: float
     jobs_fill_share: float = math.nan  # of the capacity that clients left idle, the share that finished job items used
     jobs_yields_s: float = math.nan  # items preempted per second
+    gateways: int = 1
+    granted_beyond: int = 0  # the most places of an engine that gateways could use at a time beyond its slots
+    hub_messages_s: float = math.nan  # between a gateway and the hub, both ways, per second
+    gateway_deaths: int = 0
+    freed_s_mean: float = math.nan  # how long a dead gateway's places stayed taken
+    freed_s_max: float = math.nan
 
 
 def study(plan: Plan, progress: Progress | None = None) -> Iterable[Row]:
@@ -86,7 +94,7 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
     simulated = run(
         plan.load,
         [plan.model] * plan.backends,
-        maker(policy, plan),
+        maker(policy, plan, seed),
         rate=rate,
         seconds=seconds,
         warm_s=plan.warm_s,
@@ -97,9 +105,12 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
     return row(plan, found, load, policy, simulated, time.process_time() - began)
 
 
-def maker(policy: str, plan: Plan) -> GatewayMaker:
+def maker(policy: str, plan: Plan, seed: int) -> GatewayMaker:
     if policy in (HANGUP, JOBS):
-        return policies.hangup(plan.settings, plan.load.requests if policy == JOBS else ())
+        items = plan.load.requests if policy == JOBS else ()
+        if plan.sharing is not None and (plan.gateways > 1 or plan.sharing.deaths_per_minute):
+            return SharedMaker(plan.settings, items, plan.sharing, seed)
+        return policies.hangup(plan.settings, items)
     return BASELINES[policy][1]
 
 
@@ -142,6 +153,12 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, simulated: Run, c
         calls_per_cpu_s=tally.attempts * (1 + plan.warm_s / tally.seconds) / cpu_s if cpu_s else math.inf,
         jobs_fill_share=jobs / idle_capacity if with_jobs and idle_capacity > 0 else math.nan,
         jobs_yields_s=tally.jobs_yielded / tally.seconds if with_jobs else math.nan,
+        gateways=plan.gateways,
+        granted_beyond=tally.granted_beyond,
+        hub_messages_s=tally.hub_messages / tally.seconds / plan.gateways if tally.hub_messages else math.nan,
+        gateway_deaths=tally.gateway_deaths,
+        freed_s_mean=statistics.fmean(tally.freed_s) if tally.freed_s else math.nan,
+        freed_s_max=max(tally.freed_s, default=math.nan),
     )
 
 
@@ -161,8 +178,8 @@ def mean(rows: Sequence[Row]) -> Row:
         if field.type == "float" and field.name != "load":
             known = [value for value in seen if not math.isnan(value)]
             values[field.name] = statistics.fmean(known) if known else math.nan
-        elif field.name == "engine_queue_peak":
+        elif field.name in ("engine_queue_peak", "granted_beyond"):
             values[field.name] = max(seen)
-        elif field.name in ("calls", "attempts"):
+        elif field.name in ("calls", "attempts", "gateway_deaths"):
             values[field.name] = sum(seen)
     return Row(**values)

@@ -50,6 +50,10 @@ class RunTally:
         self.jobs_prompt_tokens = 0.0  # of finished job items
         self.jobs_tokens = 0.0
         self.jobs_yielded = 0  # preemptions of job items
+        self.hub_messages = 0  # between gateways and the hub
+        self.gateway_deaths = 0
+        self.freed_s: list[float] = []  # for each death: how long the gateway's places stayed taken
+        self.granted_beyond = 0  # the most places of an engine that gateways were allowed to use beyond its slots
         self.ttft = Quantiles()  # of streams; of whole answers, the time to their end
         self.refusal_s = Quantiles()  # from an attempt to its refusal
         self.offered_by: Counter[str] = Counter()  # by prompt quartile, by stream or whole, by tenant

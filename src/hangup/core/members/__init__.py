@@ -11,13 +11,16 @@ hub is away. Nothing here knows whether the hub is a parent process on this host
 """
 
 from hangup.core.members.allotments import Allotments, Grant, PlaceAllocator, PlaceReport
+from hangup.core.members.holdings import backend_places, needs_places
 from hangup.core.members.members import LeftCall, LeftCalls, Members
+from hangup.core.members.quotas import HELD_S, QuotaShares
 from hangup.core.members.shares import fair_shares
 from hangup.core.members.stop_records import EndedCall, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
 from hangup.core.members.token_sums import TokenRow, TokenSums
 
 __all__ = [
+    "HELD_S",
     "Allotments",
     "EndedCall",
     "Grant",
@@ -27,6 +30,7 @@ __all__ = [
     "PeakLog",
     "PlaceAllocator",
     "PlaceReport",
+    "QuotaShares",
     "StopFinding",
     "StopRecords",
     "Sum",
@@ -34,5 +38,7 @@ __all__ = [
     "TokenRow",
     "TokenSums",
     "WholeCount",
+    "backend_places",
     "fair_shares",
+    "needs_places",
 ]

@@ -7,12 +7,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport
+from hangup.core.members.pace import DEAD_HOLD_S, LOOK_S, SILENT_S
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.members.stop_hub import StopHub
-
-LOOK_S = 0.25
-SILENT_S = 1.0  # a member that said nothing for so long is silent
-DEAD_HOLD_S = 1.0  # engines may take this long to notice that a member has died
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the message, and its fields
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hangup.core.admission import BackendLoad
-from hangup.core.members import Allotments, Grant, LeftCall, PlaceReport
+from hangup.core.members import Allotments, Grant, LeftCall, PlaceReport, backend_places, needs_places
 from hangup.core.reaper import PendingStop
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.members.quotas import SharedQuotas
@@ -44,20 +44,11 @@ class Member:
 
     def in_hurry(self) -> bool:
         """Return whether a place may be needed here or elsewhere."""
-        if not self._has_slots:
-            return False
-        if self._gateway.placement.admission.queue.count:
-            return True
-        return any(load.slots and load.in_flight > load.allotted for load in self._loads())
+        return self._has_slots and needs_places(self._gateway.placement.admission)
 
     def places(self) -> list[PlaceReport]:
         """Say how many places of each resource are held here, and would be used."""
-        waiting = self._gateway.placement.admission.queue.count
-        rows = []
-        for load in self._loads():
-            if load.slots:
-                demand = load.in_flight + (waiting if load.health.takes_calls else 0)
-                rows.append(self._allotments.report(load.name, load.slots - load.occupied, load.in_flight, demand))
+        rows = backend_places(self._gateway.placement.admission, self._allotments)
         self._has_slots = bool(rows)
         rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from hangup.config.load import Configuration
 from hangup.core.members import LeftCall
+from hangup.core.members.pace import HURRY_S, REPORT_S, SOON_AGAIN_S, SOON_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.members.member import Member
 from hangup.gateway.members.peers import MemberPeers
@@ -19,10 +20,6 @@ from hangup.gateway.workers.asgi import ask_app
 from hangup.gateway.workers.channel import Channel, Message, unpacked
 from hangup.tasks import TASKS, Tasks
 
-REPORT_S = 0.1  # between two reports while nobody waits for a place,
-_HURRY_S = 0.02  # while somebody may,
-_SOON_S = 0.002  # and after a call had to wait for what may be unused elsewhere: several may, so they are reported together,
-_SOON_AGAIN_S = 0.01  # at most this often
 _LEFT = "worker_died"  # the cause of a call whose worker died
 
 
@@ -80,15 +77,15 @@ class SupervisorLink:
 
     async def _report_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(_HURRY_S if self._member.in_hurry() else REPORT_S)
+            await asyncio.sleep(HURRY_S if self._member.in_hurry() else REPORT_S)
             self._report()
 
     def _report_soon(self) -> None:
         """Report places soon; calls are reported at the usual interval."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
-            at = max(loop.time() + _SOON_S, self._soon_from)
-            self._soon_from = at + _SOON_AGAIN_S
+            at = max(loop.time() + SOON_S, self._soon_from)
+            self._soon_from = at + SOON_AGAIN_S
             self._soon = loop.call_at(at, self._report_places)
 
     def _report(self) -> None:

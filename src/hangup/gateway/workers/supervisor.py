@@ -18,10 +18,11 @@ from typing import Any
 from hangup.config.load import Configuration
 from hangup.core.clocks import Backoff
 from hangup.core.members import LeftCall, PlaceReport
+from hangup.core.members.pace import LOOK_S
 from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
-from hangup.gateway.members.hub import LOOK_S, Hub
+from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.server import check_reload, open_log
 from hangup.gateway.store.ledger import create_ledger

@@ -1,0 +1,14 @@
+"""How often members and the hub speak, and when a member counts as silent or dead. All in seconds."""
+
+from __future__ import annotations
+
+# A member reports
+REPORT_S = 0.1  # at this interval while nobody waits for a place,
+HURRY_S = 0.02  # at this one while somebody may,
+SOON_S = 0.002  # and so soon after a call had to wait for what may be unused elsewhere: several may, so they go together,
+SOON_AGAIN_S = 0.01  # at most this often
+
+# The hub
+LOOK_S = 0.25  # looks this often who is silent:
+SILENT_S = 1.0  # who said nothing for so long
+DEAD_HOLD_S = 1.0  # engines may take this long to notice that a member has died
