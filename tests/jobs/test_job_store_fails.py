@@ -10,6 +10,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,37 @@ class TestLost:
                 assert len(host.items) == 3, "none of them twice"
 
         asyncio.run(run())
+
+
+def test_a_result_whose_commit_was_not_answered_is_delivered_and_not_wasted(store_path: str) -> None:
+    """The connection was lost during the commit: the second attempt finds the result stored, by the first."""
+
+    class Unanswered(JobStore):
+        loses = True
+
+        async def do(self, work: Callable[[], Any]) -> Any:
+            result = await super().do(work)
+            if self.loses and isinstance(work, partial) and work.args and work.args[1]:  # the outcomes of `ResultWriter`
+                self.loses = False
+                raise StoreFailed("the connection was lost")
+            return result
+
+    async def run() -> None:
+        host, store = FakeGateway(), Unanswered(store_path)
+        async with open_registry(store, host) as registry:
+            jobs = [await registry.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=60) for n in range(2)]
+            await soon(lambda: len(host.items) == 2)
+            answered(host.items[0], b'{"id":"first"}')
+            answered(host.items[1], b'{"id":"second"}')
+            await soon(lambda: len(host.booked) == 2)
+            assert not store.loses
+            assert [entry.cause for entry in host.booked] == ["completed"] * 2, "billed once each"
+            assert registry.runner.writer.refused == 0
+            assert registry.runner.writer.ended_by_state == {ItemState.SUCCEEDED: 2}
+            stored = await store.do(lambda: [store.jobs.get(job.key).status for job in jobs])
+            assert stored == [JobStatus.COMPLETED] * 2
+
+    asyncio.run(run())
 
 
 class TestDeleted:

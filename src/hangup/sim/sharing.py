@@ -20,7 +20,17 @@ from hangup.core.members import (
     backend_places,
     needs_places,
 )
-from hangup.core.members.pace import DEAD_HOLD_S, HURRY_S, LOOK_S, REPORT_S, SILENT_S, SOON_AGAIN_S, SOON_S
+from hangup.core.members.pace import (
+    DEAD_HOLD_S,
+    HOSTS_LOOK_S,
+    HOSTS_SILENT_S,
+    HURRY_S,
+    LOOK_S,
+    REPORT_S,
+    SILENT_S,
+    SOON_AGAIN_S,
+    SOON_S,
+)
 from hangup.sim.clients import People, SimClient
 from hangup.sim.clock import Handler, VirtualClock
 from hangup.sim.engine import SimEngine
@@ -52,14 +62,15 @@ class SimHub:
         self._engines = engines
         self._model = model
         self._rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
-        self._members = Members(SILENT_S, LOOK_S)
+        self._look_s = HOSTS_LOOK_S if model.by_silence else LOOK_S
+        self._members = Members(HOSTS_SILENT_S if model.by_silence else SILENT_S, self._look_s)
         self._places = PlaceAllocator(DEAD_HOLD_S)
         self._gateways: dict[str, SharedGateway] = {}  # those that the hub takes for alive, by name
         self._all: list[SharedGateway] = []
         self._died_at: dict[str, float] = {}  # of those whose death the hub has not noticed
         self._taken_until: list[tuple[float, float]] = []  # when places of dead gateways become free, and when those died
         self._names = 0
-        clock.at(LOOK_S, self._look, None)
+        clock.at(self._look_s, self._look, None)
         if model.deaths_per_minute:
             self._plan_death()
 
@@ -110,7 +121,7 @@ class SimHub:
 
     def _look(self, _: None, __: int) -> None:
         now = self._clock.now
-        self._clock.at(now + LOOK_S, self._look, None)
+        self._clock.at(now + self._look_s, self._look, None)
         self._members.look(now)
         if self._model.by_silence:
             for name in [name for name in self._gateways if self._members.is_silent(name)]:

@@ -97,12 +97,14 @@ class _Holder:
     seen: int = 0  # number of the last grant that it had seen when it reported
     number: int = 0  # of the last grant,
     raised: int = 0  # and of the last one that allowed more than the one before
+    turn: int = 0  # when it last got a place, as a number of the resource
 
 
 @dataclass(slots=True)
 class _Resource:
     holders: dict[str, _Holder] = field(default_factory=dict)
     of_dead: list[tuple[float, int]] = field(default_factory=list)  # until when the places of a dead member stay taken
+    turns: int = 0
 
     @property
     def capacity(self) -> int:
@@ -124,8 +126,9 @@ class PlaceAllocator:
         for name in changed:
             del self._resources[name].holders[member]
         for name, report in by_name.items():
-            self._note(self._resources.setdefault(name, _Resource()), member, report)
-        grants = self._share([*changed, *by_name])
+            if self._note(self._resources.setdefault(name, _Resource()), member, report):
+                changed.append(name)
+        grants = self._share(changed)
         new = {grant.resource for grant in grants if grant.member == member}
         return grants + [self._last_grant(member, name) for name in by_name if name not in new and self._missed(member, name)]
 
@@ -172,8 +175,10 @@ class PlaceAllocator:
         holder = self._resources[name].holders[member]
         return Grant(member, name, holder.allowed, holder.number)
 
-    def _note(self, resource: _Resource, member: str, report: PlaceReport) -> None:
+    def _note(self, resource: _Resource, member: str, report: PlaceReport) -> bool:
+        """Note a report; return whether it says anything new. Most do not, and then nothing need be shared again."""
         holder = resource.holders.get(member)
+        before = (holder.capacity, holder.demand, holder.granted) if holder is not None else None
         if holder is None:  # new, or known to an earlier hub: what it has, it has
             holder = resource.holders[member] = _Holder(
                 granted=report.held, allowed=report.held, number=report.number, raised=report.number
@@ -182,6 +187,7 @@ class PlaceAllocator:
         if report.number >= holder.raised:  # else a grant of more is on its way to the member
             # Never more than before: a report that was overtaken by a later one may name places that were given away since.
             holder.granted = min(holder.granted, max(report.held, holder.allowed))
+        return before != (holder.capacity, holder.demand, holder.granted)
 
     def _share(self, names: Iterable[str]) -> list[Grant]:
         grants: list[Grant] = []
@@ -201,16 +207,22 @@ def _taken(resource: _Resource) -> int:
 def _share_one(name: str, resource: _Resource) -> list[Grant]:
     """Bring each member closer to its fair share, as far as there are places that nobody has."""
     capacity = resource.capacity - sum(places for _, places in resource.of_dead)
-    shares = fair_shares(capacity, {member: holder.demand for member, holder in resource.holders.items()})
+    holders = resource.holders
+    # Not enough for one each: they take turns. Otherwise a place stays where it is: moved, it would be idle for a moment.
+    scarce = sum(holder.demand > 0 for holder in holders.values()) > capacity
+    turns = {member: holder.turn if scarce else -holder.allowed for member, holder in holders.items()}
+    shares = fair_shares(capacity, {member: holder.demand for member, holder in holders.items()}, turns)
     free = resource.capacity - _taken(resource)
     grants = []
-    for member, holder in sorted(resource.holders.items(), key=lambda item: item[1].allowed):
+    for member, holder in sorted(holders.items(), key=lambda item: (item[1].allowed, turns[item[0]])):
         allowed = min(shares[member], holder.granted + max(free, 0))
         if allowed == holder.allowed:
             continue
         holder.number += 1
         if allowed > holder.allowed:
             holder.raised = holder.number
+            resource.turns += 1
+            holder.turn = resource.turns
         free -= max(allowed - holder.granted, 0)
         holder.granted, holder.allowed = max(holder.granted, allowed), allowed
         grants.append(Grant(member, name, allowed, holder.number))

@@ -201,9 +201,9 @@ class LedgerStore:
 
     @contextlib.contextmanager
     def _use_file(self) -> Iterator[None]:
-        """Hold the database; raise `LedgerBusy` if whoever holds it does not let go, because the disk hangs."""
+        """Hold the database; raise `LedgerBusy` if whoever holds it does not let go, because the disk or the server hangs."""
         if not self._db_lock.acquire(timeout=_HANGING_S):
-            raise LedgerBusy(f"the ledger's disk did not answer for {_HANGING_S:g} s")
+            raise LedgerBusy(f"the ledger's {self._tables.where} did not answer for {_HANGING_S:g} s")
         try:
             yield
         finally:

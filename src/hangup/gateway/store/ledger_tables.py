@@ -49,6 +49,7 @@ class LedgerTables(Protocol):
     """Where the ledger's rows are. Used by one thread at a time."""
 
     path: str
+    where: str  # what does not answer if a transaction hangs
 
     def transaction(self) -> contextlib.AbstractContextManager[Connection]:
         """Commit what is done inside, or nothing of it."""
@@ -71,6 +72,8 @@ class LedgerTables(Protocol):
 
 class LedgerFile:
     """A SQLite file. An empty `path` means in memory: the data dies with the process."""
+
+    where = "disk"
 
     def __init__(self, path: str, wal_bytes_max: int) -> None:
         self.path = str(Path(path).expanduser()) if path else ""
@@ -119,6 +122,8 @@ class LedgerFile:
 
 class LedgerServer:
     """Tables on a PostgreSQL server. Several gateways add to the same rows, in the same order, so none waits in a circle."""
+
+    where = "server"
 
     def __init__(self, url: str) -> None:
         self._connection = PostgresConnection(url, "ledger", _server_migrations())

@@ -31,7 +31,8 @@ the result as refused and books its cost as wasted.
 Exactly once. An item leaves QUEUED or CLAIMED for an end state, and no statement moves it back. One transaction sets the end
 state, stores the result, updates the counts of the job and, with the last item, ends the job. `ResultWriter` books a result in
 the ledger only after that transaction, so an item that runs again after a crash is not billed twice. A write may be repeated
-after an error that left its outcome unknown: if the first attempt did reach the disk, the second finds the item ended.
+after an error that left its outcome unknown: if the first attempt did reach the disk, the second finds the item ended, under
+the same fence and with the same result, and counts it as written.
 
 Cancelling. `cancel` ends the queued items at once and marks the job CANCELLING. Claimed items stay CLAIMED until their worker
 has stopped them and the reaper has settled the stop (the engine shows it, or nothing could be learned), so a job is shown as

@@ -312,7 +312,7 @@ class PostgresJobTable(JobTable):
         written: list[Job | None] = []
         for ended in outcomes:
             at = (ended.claim.job_key, ended.claim.n)
-            written.append(jobs[at[0]] if at in accepted else None)
+            written.append(jobs[at[0]] if at in accepted else self._written_before(ended))
             accepted.discard(at)
         return written
 

@@ -256,12 +256,21 @@ class JobTable:
             (state, claim.job_key, claim.n, claim.fence),
         ).rowcount
         if not changed:
-            return None
+            return self._written_before(ItemEnd(claim, state, body, events))
         size = 0
         if body is not None:
             size = len(body) + len(events or b"")
             self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.job_key, claim.n, body, events))
         return self._end_if_done(self._count(claim.job_key, ItemState.CLAIMED, state, 1, bytes=size), now)
+
+    def _written_before(self, end: ItemEnd) -> Job | None:
+        """Return the job if this very result is stored: an earlier attempt to write it was reported as failed, but was not."""
+        claim = end.claim
+        row = self._db.execute(
+            "SELECT state, body FROM item LEFT JOIN answer USING (job, n) WHERE job = ? AND n = ? AND fence = ?",
+            (claim.job_key, claim.n, claim.fence),
+        ).fetchone()
+        return self.find_by_key(claim.job_key) if row == (end.state, end.body) else None
 
     def finish_all(self, outcomes: list[ItemEnd], now: float) -> list[Job | None]:
         """End several items; see `finish`."""
