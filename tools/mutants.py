@@ -53,6 +53,7 @@ TESTS = {  # by module or folder below core/: the quick ones first
     "engine_count.py": ("tests/core/test_engine_count.py",),
     "engine_time.py": _CALL,
     "histogram.py": _CALL,
+    "history.py": ("tests/core/test_history.py",),
     "jobs.py": ("tests/core/test_provider_job.py", "tests/jobs/test_job_rules.py", "tests/jobs/test_job_table.py"),
     "ledger.py": _CALL,
     "members": ("tests/core/test_members.py", "tests/core/test_allotments.py"),

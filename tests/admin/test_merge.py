@@ -102,23 +102,60 @@ def test_a_backend_shows_its_worst_state_and_its_whole_load() -> None:
 
 def overview(**fields: Any) -> dict[str, Any]:
     counts = dict.fromkeys(("live", "waiting", "connections", "tokens_streaming"), 1)
-    lists: dict[str, Any] = {"backends": [backend()], "alarms": [], "zombies": [], "left": [], "history": []}
+    lists: dict[str, Any] = {"backends": [backend()], "alarms": [], "zombies": [], "left": []}
     groups: dict[str, Any] = {name: {"a": 1} for name in ("phases", "outcomes", "refusals", "tokens")}
+    groups["rates"] = {"busy": None, "computed_per_s": None, "received_per_s": 2.0}
     return {"version": "1", "not_ready": None, **counts, **groups, **lists, "jobs": {"total": 0, "rows": []}, **fields}
 
 
 def test_the_dashboard_shows_the_sum() -> None:
-    history: list[list[float | None]] = [[1.0, 0.2, None, 5.0, 1.0, 0.0], [2.0, 0.4, 9.0, 6.0, 2.0, 1.0]]
-    newer: list[list[float | None]] = [[2.1, 0.5, 8.0, 4.0, 3.0, 0.0]]
-    first = overview(not_ready="no backend is up", history=history, left=[{"ended_s_ago": 3.0}], alarms=[{"backend": "x"}])
-    second = overview(outcomes={"a": 2, "b": 3}, history=newer, left=[{"ended_s_ago": 1.0}], jobs={"total": 2, "rows": [1]})
+    rates = {"busy": 0.5, "computed_per_s": 9.0, "received_per_s": 4.0}
+    first = overview(not_ready="no backend is up", rates=rates, left=[{"ended_s_ago": 3.0}], alarms=[{"backend": "x"}])
+    second = overview(outcomes={"a": 2, "b": 3}, left=[{"ended_s_ago": 1.0}], jobs={"total": 2, "rows": [1]})
     merged = merge.overview([first, second])
     assert merged["not_ready"] is None and merged["live"] == 2 and merged["outcomes"] == {"a": 3, "b": 3}
     assert [row["ended_s_ago"] for row in merged["left"]] == [1.0, 3.0] and merged["jobs"]["total"] == 2
-    assert merged["history"] == [[1.0, 0.2, None, 5.0, 1.0, 0.0], [2.0, 0.5, 9.0, 10.0, 5.0, 1.0]]
+    assert merged["rates"] == {"busy": 0.5, "computed_per_s": 9.0, "received_per_s": 6.0}
     assert merged["alarms"] == [{"backend": "x"}] and merged["backends"][0]["in_flight"] == 2
     assert merge.overview([first])["not_ready"] == "no backend is up"
     assert metrics.parse("# HELP n N.\n# TYPE n gauge\nn +Inf\n")["n"].samples == {"n": math.inf}
+
+
+def interval(end: float, calls: int, **fields: Any) -> dict[str, Any]:
+    every = {"calls": calls, "not_served": 1, "first_token": [[3, calls]], "queue": [[0, calls]]}
+    usual = {"seconds": 5.0, "busy": 0.5, "computed": 7, "received": calls, "live": 1.0, "waiting": 0.0, "ends": {"shed": 1}}
+    return {"end": end, **usual, "every": every, "groups": {"m": every}, **fields}
+
+
+def past(length: int, rows: list[dict[str, Any]], *events: float) -> dict[str, Any]:
+    return {"length_s": length, "since": rows[0]["end"], "bounds": [1], "rows": rows, "events": [{"at": at} for at in events]}
+
+
+def test_histories_add_up_by_time_and_single_polls_by_their_order() -> None:
+    minutes = merge.history([past(60, [interval(60.1, 1), interval(121.0, 2)], 5.0), past(60, [interval(125.0, 3)], 1.0)])
+    assert [(row["end"], row["received"], row["live"], row["computed"]) for row in minutes["rows"]] == [
+        (60.1, 1, 1.0, 7),
+        (125.0, 5, 2.0, 7),
+    ]
+    both = {"calls": 5, "not_served": 2, "first_token": [[3, 5]], "queue": [[0, 5]]}
+    assert minutes["rows"][1]["every"] == both == minutes["rows"][1]["groups"]["m"]
+    assert minutes["rows"][1]["ends"] == {"shed": 2} and minutes["since"] == 60.1
+    assert [event["at"] for event in minutes["events"]] == [1.0, 5.0]
+    polls = merge.history([past(0, [interval(1.0, 1), interval(6.0, 2)]), past(0, [interval(7.0, 4, groups={})])])
+    assert [row["received"] for row in polls["rows"]] == [1, 6] and polls["rows"][1]["groups"]["m"]["calls"] == 2
+    # A worker that has just started knows all of a day in single polls, the other one only in minutes.
+    assert merge.history([past(60, [interval(60.0, 1)]), past(0, [interval(61.0, 1)])])["length_s"] == 60
+
+
+def test_figures_of_processes_add_up_or_are_those_of_the_first() -> None:
+    def page(*values: float) -> str:
+        kinds = {"process_cpu_seconds_total": "counter", "process_start_time_seconds": "gauge", "process_open_fds": "gauge"}
+        figures = zip(kinds.items(), values, strict=True)
+        return "".join(f"# HELP {name} X.\n# TYPE {name} {kind}\n{name} {value}\n" for (name, kind), value in figures)
+
+    merged = metrics.merge([metrics.parse(page(2.0, 100.0, 5.0)), metrics.parse(page(3.0, 50.0, 6.0))])
+    shown = {name: value for family in merged.values() for name, value in family.samples.items()}
+    assert shown == {"process_cpu_seconds_total": 5.0, "process_start_time_seconds": 50.0, "process_open_fds": 11.0}
 
 
 def test_many_dashboards_ask_the_workers_no_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:

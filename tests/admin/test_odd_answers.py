@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections import Counter
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.admission import BackendHealth
 from hangup.core.call import Call
+from hangup.core.ledger import Ledger
 from hangup.gateway.apis.routes import Router
 from hangup.gateway.backends import busy as busy_module
 from hangup.gateway.backends import counters
@@ -125,7 +126,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
         "settings": lambda: settings,
         "backends": SimpleNamespace(by_name={name: backend(name) for name in names}),
         "registry": SimpleNamespace(live={}, ended=[]),
-        "accounting": SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
+        "accounting": SimpleNamespace(ledger=Ledger(), store=books),
         "placement": SimpleNamespace(admission=SimpleNamespace(queue=SimpleNamespace(count=0))),
         "reaper": ReaperAlone(),
         "log": log,
@@ -171,7 +172,7 @@ def test_whatever_a_look_runs_into_the_watch_goes_on(monkeypatch: pytest.MonkeyP
         monitor = make(Books(), log, ("odd", "sound"))
         watching = asyncio.create_task(monitor.run())
         async with asyncio.timeout(60):
-            while len(monitor.history) < 3:  # noqa: ASYNC110 - nobody tells
+            while len(monitor.history.within(60, time.time())[1]) < 3:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
         assert not watching.done() and log.faults
         assert monitor.watched["sound"].computed is not None, "others are looked at"

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from admin.test_api import admin
+from hangup.gateway.admin.guard import PAGE_PATHS
 from support.processes import Gateway, StandIn
 from support.raw import Client
 from support.receiver import Posted, receiver
@@ -71,7 +72,8 @@ def text_of(posted: list[Posted]) -> bytes:
 
 
 PATHS = [
-    *("/", "/page.js", "/page.css", "/metrics", "/readyz", "/api/overview", "/api/events", "/api/zombies", "/api/backends"),
+    *("/", "/page.js", "/parts.js", "/graph.js", "/uplot.js", "/page.css", "/uplot.css", "/api/history"),
+    *("/metrics", "/readyz", "/api/overview", "/api/events", "/api/zombies", "/api/backends"),
     *("/api/calls", "/api/calls/told-0", "/api/calls/unknown"),
     *(f"/api/report?by={by}" for by in ("tenant", "model", "backend", "cause")),
 ]
@@ -104,5 +106,5 @@ def files(folder: Path) -> bytes:
 def test_the_admin_port_is_shut_without_the_token(engine: StandIn) -> None:
     with Gateway(engine.url, admin_token_env="T", env={"T": TOKEN}) as gateway:
         for path in PATHS:
-            if path not in ("/", "/page.js", "/page.css", "/readyz"):
+            if path not in {"/readyz", *PAGE_PATHS}:
                 assert admin(gateway, "GET", path)[0] == 401, path

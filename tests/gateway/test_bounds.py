@@ -392,19 +392,29 @@ class TestWhatIsRemembered:
             assert found == ["call-3", "call-4", "call-5"]
 
     def test_the_dashboards_history(self, engine: StandIn) -> None:
-        """The dashboard shows the steps between polls: one fewer than there are polls."""
+        """history_looks_max: what is older is forgotten, and known in minutes only."""
         with Gateway(engine.url, history_looks_max=3, counters_interval_s=0.1) as gateway:
             seen: set[int] = set()
-            last: set[str] = set()
+            last: set[float] = set()
 
             def look() -> bool:
-                rows = get_json(f"{gateway.admin_url}/api/overview")["history"]
+                rows = get_json(f"{gateway.admin_url}/api/history?seconds=0.25")["rows"]
                 seen.add(len(rows))
-                last.update(json.dumps(row) for row in rows)
+                last.update(row["end"] for row in rows)
                 return len(last) > 8
 
             wait_until(look, what="more looks than are remembered")
-            assert max(seen) == 2
+            assert max(seen) <= 3
+            whole = get_json(f"{gateway.admin_url}/api/history?seconds=3600")
+            assert whole["length_s"] == 60 and len(whole["rows"]) <= 2
+
+    def test_the_dashboards_events(self) -> None:
+        """history_events_max"""
+        log = Log("none", 1, events_max=2)
+        for number in range(4):
+            log.event("backend_changed", backend="b", change=f"change {number}")
+            log.event("drain_started", live=1)  # the dashboard does not list it
+        assert [row["change"] for row in log.events] == ["change 2", "change 3"]
 
     def test_stories_of_zombies(self) -> None:
         """zombie_stories_max"""

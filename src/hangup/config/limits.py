@@ -365,7 +365,17 @@ class ReportLimits:
     )
     trace_send_s: float = limit(5.0, "Timeout for sending a batch of traces to the collector.", least=0.1)
     counters_interval_s: float = limit(5.0, "Pause between two polls of an engine's own counters.", least=0.1)
-    history_looks_max: int = limit(360, "Maximum polls of these counters kept for the dashboard's graph.", least=2)
+    history_looks_max: int = limit(360, "Maximum polls of these counters kept for the dashboard's graphs.", least=2)
+    history_minutes_max: int = limit(360, "Maximum minutes kept for the dashboard's graphs, beyond these polls.", least=1)
+    history_quarters_max: int = limit(
+        672, "Maximum quarters of an hour kept for the dashboard's graphs, beyond these minutes; 672 are 7 days.", least=1
+    )
+    history_groups_max: int = limit(
+        8, "Maximum models, tenants and backends that each of these intervals has apart; others are added up.", least=1
+    )
+    history_events_max: int = limit(
+        200, "Maximum changes of backends, alarms and steps of the ladder that the dashboard lists."
+    )
     webhook_s: float = limit(5.0, "Timeout for the POST to alarm_webhook; it is not retried.", least=0.1)
     divergence_window_s: float = limit(20.0, "Time window that the divergence alarm compares.", least=1)
     divergence_hold_s: float = limit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import urllib.request
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPException
@@ -20,6 +20,7 @@ from hangup.config import ReportLimits
 from hangup.core.call import Call
 from hangup.core.divergence import AlarmTerms, CounterSample, DivergenceAlarm, DivergenceFinding
 from hangup.core.engine_count import EngineCount
+from hangup.core.history import History, HistoryLimits, HistorySample
 from hangup.core.members import TokenRow, TokenSums
 from hangup.core.reasons import Outcome
 from hangup.gateway.accounting import Accounting
@@ -82,13 +83,15 @@ class DivergenceMonitor:
     accounting: Accounting
     log: Log
     watched: dict[str, Watched] = field(default_factory=dict)
-    history: deque[dict[str, float]] = field(init=False)  # samples for the dashboard's chart
+    history: History = field(init=False)  # for the dashboard's graphs
     alarms_raised: int = 0
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.history = deque(maxlen=self.settings().limits.history_looks_max)
+        limits = self.settings().limits
+        lengths = (limits.history_looks_max, limits.history_minutes_max, limits.history_quarters_max)
+        self.history = History(HistoryLimits(*lengths, limits.history_groups_max))
 
     async def run(self) -> None:
         """Query all backends at intervals, until cancelled."""
@@ -229,18 +232,16 @@ class DivergenceMonitor:
     def _remember(self) -> None:
         known = [watched.busy for watched in self.watched.values() if watched.busy is not None]
         computed = [watched.computed for watched in self.watched.values() if watched.computed is not None]
-        self.history.append(
-            {
-                "at": round(time.time(), 1),
-                "monotonic": time.monotonic(),
-                "busy": sum(known) / len(known) if known else -1.0,
-                "computed": float(sum(computed)) if computed else -1.0,
-                "seen": float(tokens_seen(self.accounting, self.registry)[0].total()),
-                "live": float(len(self.registry.live)),
-                "waiting": float(self.placement.admission.queue.count),
-                "calls": float(self.accounting.ledger.calls.total()),
-            }
+        sample = HistorySample(
+            time.time(),
+            time.monotonic(),
+            busy=sum(known) / len(known) if known else None,
+            computed=sum(computed) if computed else None,
+            received=tokens_seen(self.accounting, self.registry)[0].total(),
+            live=len(self.registry.live),
+            waiting=self.placement.admission.queue.count,
         )
+        self.history.note(sample, self.accounting.ledger.series.values())
 
     async def close(self) -> None:
         for task in self._webhooks:

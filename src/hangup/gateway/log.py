@@ -28,13 +28,29 @@ from hangup.tasks import TASKS
 from hangup.terminal import is_coloured
 
 _FLUSH_S = 0.05
+# What happened to backends, and what operators did: the dashboard lists these.
+_LISTED = frozenset(
+    [
+        "backend_changed",
+        "call_killed",
+        "calls_evicted",
+        "config_reloaded",
+        "divergence_alarm_changed",
+        "engine_exited",
+        "ladder_step_taken",
+        "orphans_found",
+        "zombie_found",
+        "zombie_gone",
+    ]
+)
 
 
 class Log:
-    def __init__(self, target: str, lines_max: int, *, shared: bool = False, format: str = "json") -> None:
+    def __init__(self, target: str, lines_max: int, *, shared: bool = False, format: str = "json", events_max: int = 0) -> None:
         """`shared`: other processes write to the same target, and no line may be torn by another's. `format`: json, text, or
-        auto, which is text on a terminal and JSON elsewhere."""
+        auto, which is text on a terminal and JSON elsewhere. `events_max`: how many events the dashboard can list."""
         self.dropped = 0
+        self.events: deque[dict[str, Any]] = deque(maxlen=events_max)  # those that the dashboard lists, oldest first
         self._lines: deque[bytes] = deque()
         self.lines_max = lines_max
         self._wake = threading.Event()
@@ -86,6 +102,8 @@ class Log:
 
     def event(self, event: str, **fields: object) -> None:
         """Log an event of the gateway itself: a backend that went down, a reload, the drain."""
+        if event in _LISTED:
+            self.events.append({"at": round(time.time(), 1), "event": event, **fields})
         if self._out is not None:
             self._put({"time": _wall_time(), "event": event, **fields})
 

@@ -70,6 +70,10 @@ _FIXED_LIMITS = (
     "client_silence_s",
     "ended_calls_max",
     "history_looks_max",
+    "history_minutes_max",
+    "history_quarters_max",
+    "history_groups_max",
+    "history_events_max",
     "metric_label_sets_max",
     "metric_histograms_max",
     "log_lines_max",
@@ -407,7 +411,9 @@ def check_reload(old: Settings, new: Settings) -> None:
 
 def open_log(settings: Settings, *, shared: bool = False) -> Log:
     try:
-        return Log(settings.log, settings.limits.log_lines_max, shared=shared, format=settings.log_format)
+        limits = settings.limits
+        events_max = limits.history_events_max
+        return Log(settings.log, limits.log_lines_max, shared=shared, format=settings.log_format, events_max=events_max)
     except OSError as error:
         raise HangupError(f"cannot write the log to {settings.log}: {error.strerror or error}") from None
 

@@ -16,6 +16,7 @@ from hangup.core import reasons
 from hangup.core.admission import BackendLoad, DnsListing
 from hangup.core.call import Call, Phase
 from hangup.core.histogram import Histogram
+from hangup.core.history import History
 from hangup.core.ledger import Ledger
 from hangup.gateway.admin.view import JobsView, Killed
 from hangup.gateway.backends.backend import Backend
@@ -164,8 +165,11 @@ class AdminView:
             row |= {"live": live[name], "difference": row["computed"] + row["uncounted"] - row["booked"] - live[name]}
         return report
 
-    def history(self) -> list[dict[str, float]]:
-        return list(self._monitor.history)
+    def history(self) -> History:
+        return self._monitor.history
+
+    def events(self) -> list[dict[str, Any]]:
+        return list(self._ports.log.events)
 
     def alarms(self) -> list[dict[str, Any]]:
         rows = []

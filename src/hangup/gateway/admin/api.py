@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,13 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from hangup.core.histogram import SECONDS
+from hangup.core.history import GROUPED_BY
 from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.admin import calls, jobs
 from hangup.gateway.admin.calls import BadQuery, Filter
 from hangup.gateway.admin.overview import Watchers
 from hangup.gateway.admin.view import GatewayView, Killed
 
-_DAY_S = 86_400.0
+_DAY_S, _HISTORY_S = 86_400.0, 900.0
 _IDS_MAX = 20
 _KILLS_PER_TURN = 50  # then the event loop may run other tasks
 
@@ -28,6 +31,7 @@ def routes(view: GatewayView) -> list[Route]:
     return [
         Route("/api/overview", watchers.overview, methods=["GET"]),
         Route("/api/events", watchers.events, methods=["GET"]),
+        Route("/api/history", _answering(partial(history, view)), methods=["GET"]),
         Route("/api/calls", _answering(partial(list_calls, view)), methods=["GET"]),
         Route("/api/calls", _answering(partial(kill_chosen, view)), methods=["DELETE"]),
         Route("/api/calls/{id}", _answering(partial(show_call, view)), methods=["GET"]),
@@ -116,6 +120,22 @@ async def _verified(view: GatewayView, killed: list[Killed], wait_s: float | Non
     """Describe the killed calls after their engines have had time to confirm that they stopped."""
     await view.wait_for_stops([row.call for row in killed], wait_s)
     return [calls.killed(row) for row in killed]
+
+
+async def history(view: GatewayView, request: Request) -> Answer:
+    """Handle `GET /api/history?seconds=900&by=model`: intervals, oldest first, as counts that can be added up."""
+    seconds, by = calls.number(request.query_params, "seconds", _HISTORY_S), request.query_params.get("by", "model")
+    if by not in GROUPED_BY:
+        raise BadQuery(f"by: expected one of {', '.join(GROUPED_BY)}, got {by[:100]!r}")
+    past, now = view.history(), time.time()
+    length, intervals = past.within(seconds, now)
+    return 200, {
+        "length_s": length,
+        "since": past.reaches_back_to,
+        "bounds": SECONDS,
+        "rows": [interval.as_json(by) for interval in intervals],
+        "events": view.events(),
+    }
 
 
 async def list_zombies(view: GatewayView, request: Request) -> Answer:

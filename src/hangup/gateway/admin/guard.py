@@ -22,7 +22,8 @@ from hangup.gateway.http.hosts import is_address
 CSRF_HEADER = "x-hangup"
 _SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
 # Probes and the page itself contain no secrets; the page asks for the token and sends it with its requests.
-_OPEN_PATHS = frozenset(["/healthz", "/readyz", "/", "/page.css", "/page.js"])
+PAGE_PATHS = frozenset(["/", "/page.css", "/page.js", "/parts.js", "/graph.js", "/uplot.js", "/uplot.css"])
+_OPEN_PATHS = PAGE_PATHS | {"/healthz", "/readyz"}
 _PAGE_HEADERS = [
     (
         b"content-security-policy",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -18,6 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from hangup import __version__
 from hangup.core.account import ZOMBIE
 from hangup.core.call import Call
+from hangup.core.history import Interval
 from hangup.core.reasons import Outcome
 from hangup.gateway.admin import calls
 from hangup.gateway.admin.view import GatewayView
@@ -61,7 +61,7 @@ def overview(view: GatewayView) -> dict[str, Any]:
         "zombies": view.zombies()[:_ZOMBIES_SHOWN],
         "jobs": _jobs(view),
         "left": [_story(view, call) for call in _hung_up(view)],
-        "history": _rates(view.history()),
+        "rates": _rates(view.history().latest()),
     }
 
 
@@ -89,25 +89,15 @@ def _story(view: GatewayView, call: Call) -> dict[str, Any]:
     }
 
 
-def _rates(history: list[dict[str, float]]) -> list[list[float | None]]:
-    """Return rows of: time, utilisation, tokens per second computed by engines, tokens per second received, live, waiting."""
-    rows: list[list[float | None]] = []
-    for before, after in pairwise(history):
-        seconds = after["monotonic"] - before["monotonic"]
-        if seconds <= 0:
-            continue
-        known = before["computed"] >= 0 and after["computed"] >= before["computed"]
-        rows.append(
-            [
-                after["at"],
-                round(after["busy"], 3) if after["busy"] >= 0 else None,
-                round((after["computed"] - before["computed"]) / seconds, 1) if known else None,
-                round(max(after["seen"] - before["seen"], 0.0) / seconds, 1),
-                after["live"],
-                after["waiting"],
-            ]
-        )
-    return rows
+def _rates(latest: Interval | None) -> dict[str, float | None]:
+    """Return how busy the engines were between the last two polls, and the tokens per second."""
+    if latest is None or not latest.seconds:
+        return {"busy": None, "computed_per_s": None, "received_per_s": 0.0}
+    return {
+        "busy": round(latest.busy / latest.busy_s, 3) if latest.busy_s else None,
+        "computed_per_s": round(latest.computed / latest.computed_s, 1) if latest.computed_s else None,
+        "received_per_s": round(latest.received / latest.seconds, 1),
+    }
 
 
 class Watchers:

@@ -18,19 +18,22 @@ from starlette.routing import Route
 from hangup.config import ClientLimits
 from hangup.gateway.admin import api, metrics
 from hangup.gateway.admin.connection import bounded
-from hangup.gateway.admin.guard import Guard, Policy
+from hangup.gateway.admin.guard import PAGE_PATHS, Guard, Policy
 from hangup.gateway.admin.view import GatewayView
 
 _FILES = files("hangup.gateway.admin") / "page"
-_PAGE = {
+_PAGE = {  # what the page loads, which is nothing from elsewhere
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
+    "/uplot.css": ("uplot/uplot.css", "text/css"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in ("page", "parts", "graph")},
+    "/uplot.js": ("uplot/uplot.js", "text/javascript"),
 }
+assert set(_PAGE) == PAGE_PATHS
 
 
 async def page(file: str, kind: str, request: Request) -> Response:
-    """Serve a file of the dashboard, which consists of three files and loads nothing from elsewhere."""
+    """Serve a file of the dashboard."""
     return Response((_FILES / file).read_bytes(), media_type=kind)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hangup.core.admission import BackendLoad
 from hangup.core.call import Call, Phase
 from hangup.core.histogram import Histogram
+from hangup.core.history import History
 from hangup.core.ledger import Ledger
 from hangup.tasks import LongTask
 
@@ -114,8 +115,11 @@ class GatewayView(Protocol):
     async def report(self, since_s: float, by: str) -> dict[str, Any]:
         """Return the ledger's sums; raise `HangupError` if the query is invalid."""
 
-    def history(self) -> list[dict[str, float]]:
-        """Return the latest samples of the engines, oldest first."""
+    def history(self) -> History:
+        """Return what happened lately."""
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the latest changes of backends, alarms and steps of the ladder, oldest first."""
 
     def alarms(self) -> list[dict[str, Any]]:
         """Return the active divergence alarms."""

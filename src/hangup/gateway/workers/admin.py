@@ -151,6 +151,10 @@ class WholeAdmin:
             return values
         return self.json({"zombies": merge.latest(value["zombies"] for value in values)})
 
+    async def history(self, request: Request) -> Response:
+        values = await self.ask_merged("GET", _target(request))
+        return values if isinstance(values, Response) else self.json(merge.history(values))
+
     async def backends(self, request: Request) -> Response:
         values = await self.ask_merged("GET", "/api/backends")
         if isinstance(values, Response):
@@ -252,6 +256,7 @@ def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
             Route("/metrics", admin.metrics),
             Route("/api/overview", admin.overview, methods=["GET"]),
             Route("/api/events", admin.events, methods=["GET"]),
+            Route("/api/history", admin.history, methods=["GET"]),
             Route("/api/calls", admin.list_calls, methods=["GET"]),
             Route("/api/calls", admin.kill_chosen, methods=["DELETE"]),
             Route("/api/calls/{id}", admin.one_call, methods=["GET", "DELETE"]),

@@ -6,10 +6,11 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 _SHOWN = 8  # rows of a list in the overview
 _Row = dict[str, Any]
+_Name = TypeVar("_Name", str, int)
 # As `SORTS` of the workers' own listings, by the fields of a row.
 _SORT_KEYS: dict[str, Callable[[_Row], float | str]] = {
     "age": lambda row: -row["age_s"],
@@ -99,28 +100,63 @@ def overview(parts: Sequence[_Row]) -> _Row:
         "zombies": latest((part["zombies"] for part in parts), _SHOWN),
         "jobs": max((part["jobs"] for part in parts), key=lambda jobs: int(jobs["total"])),  # all of them know all jobs
         "left": latest((part["left"] for part in parts), _SHOWN),
-        "history": _history([part["history"] for part in parts]),
+        "rates": _rates([part["rates"] for part in parts]),
     }
 
 
-def _add(counters: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+def _add(counters: Iterable[dict[_Name, int]]) -> dict[_Name, int]:
+    total: Counter[_Name] = Counter()
     for counter in counters:
         total.update(counter)
     return dict(total)
 
 
-def _history(lists: Sequence[list[list[float | None]]]) -> list[list[float | None]]:
-    """Merge samples, which all workers take at the same intervals: the latest ones belong together.
+def _rates(parts: Sequence[_Row]) -> _Row:
+    """Engines are the same for all workers; what they received adds up."""
+    return {
+        "busy": _most(list(parts), "busy"),
+        "computed_per_s": _most(list(parts), "computed_per_s"),
+        "received_per_s": round(sum(part["received_per_s"] for part in parts), 1),
+    }
 
-    A row is: time, utilisation, tokens per second by the engines, tokens per second received, live, waiting. Engines are the
-    same for all workers; the rest adds up.
-    """
-    longest = max(map(len, lists), default=0)
-    merged: list[list[float | None]] = []
-    for back in range(longest, 0, -1):
-        rows = [rows[-back] for rows in lists if len(rows) >= back]
-        ours = [sum(row[at] or 0.0 for row in rows) for at in (3, 4, 5)]
-        engines = [max((row[at] for row in rows if row[at] is not None), default=None) for at in (1, 2)]  # type: ignore[type-var]
-        merged.append([rows[0][0], *engines, *ours])
-    return merged
+
+def history(parts: Sequence[_Row]) -> _Row:
+    """Merge the workers' histories. Minutes and longer intervals end at the same time everywhere; single polls are matched by
+    their order, the latest first."""
+    length = max(part["length_s"] for part in parts)
+    alike = [part for part in parts if part["length_s"] == length]
+    together: dict[int, list[_Row]] = {}
+    for part in alike:
+        for back, row in enumerate(reversed(part["rows"])):
+            together.setdefault(-int(row["end"] // length) if length else back, []).append(row)
+    starts = [part["since"] for part in parts if part["since"] is not None]
+    return {
+        "length_s": length,
+        "since": min(starts, default=None),
+        "bounds": parts[0]["bounds"],
+        "rows": [_interval(together[at]) for at in sorted(together, reverse=True)],
+        "events": sorted((event for part in parts for event in part["events"]), key=lambda event: float(event["at"])),
+    }
+
+
+def _interval(rows: list[_Row]) -> _Row:
+    names = dict.fromkeys(name for row in rows for name in row["groups"])
+    return {
+        "end": max(row["end"] for row in rows),
+        "seconds": max(row["seconds"] for row in rows),
+        "busy": _most(rows, "busy"),
+        "computed": _most(rows, "computed"),
+        **{name: round(sum(row[name] for row in rows), 1) for name in ("received", "live", "waiting")},
+        "ends": _add(row["ends"] for row in rows),
+        "every": _group([row["every"] for row in rows]),
+        "groups": {name: _group([row["groups"][name] for row in rows if name in row["groups"]]) for name in names},
+    }
+
+
+def _group(groups: list[_Row]) -> _Row:
+    counts = {name: sum(group[name] for group in groups) for name in ("calls", "not_served")}
+    return counts | {name: _buckets([group[name] for group in groups]) for name in ("first_token", "queue")}
+
+
+def _buckets(lists: list[list[tuple[int, int]]]) -> list[list[int]]:
+    return [[bucket, count] for bucket, count in sorted(_add(dict(pairs) for pairs in lists).items())]

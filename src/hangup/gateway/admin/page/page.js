@@ -1,81 +1,22 @@
-"use strict";
-// The dashboard: the overview arrives as server-sent events, the page of live calls is polled beside it. Text is only ever set
-// as text, so that nothing a client chose (a model's name) can become markup.
+// The dashboard: the overview arrives as server-sent events, the page of live calls and the history are polled beside it.
+
+import { $, ask, brief, count, doing, element, fill, headers, lasting, put, say, several, shown } from "./parts.js";
+import * as graph from "./graph.js";
 
 const PAGE = 50;
 const RETRY_MS = 1000;
 const MONEY_MS = 10000;
+const IDS_MAX = 200; // a kill names its calls up to this many, else their filter
 const COLUMNS = [
-  ["id", "Call", ""], ["tenant", "Tenant", "tenant"], ["client", "Client", "client"], ["model", "Model", "model"],
-  ["backend", "Backend", "backend"],
-  ["slot", "Slot", ""], ["phase", "Phase", "phase"], ["age_s", "Age (s)", "age"], ["tokens_in", "Tokens in", ""],
-  ["tokens_out", "Tokens out", "tokens"], ["tokens_per_s", "Tokens/s", "rate"], ["idle_s", "Idle (s)", "idle"],
-  ["deadline_left_s", "Deadline (s)", "deadline"], ["waits_for", "Waiting for", ""],
+  ["id", "Call", ""], ["tenant", "Tenant", "tenant"], ["model", "Model", "model"], ["backend", "Backend", "backend"], ["phase", "Phase", "phase"],
+  ["age_s", "Age (s)", "age"], ["tokens_out", "Tokens out", "tokens"], ["tokens_per_s", "Tokens/s", "rate"], ["waits_for", "Waiting for", ""],
+  ["idle_s", "Idle (s)", "idle"], ["deadline_left_s", "Deadline (s)", "deadline"], ["tokens_in", "Tokens in", ""], ["client", "Client", "client"], ["slot", "Slot", ""],
 ];
 const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
+const EXTRA = new Set(["idle_s", "deadline_left_s", "tokens_in", "client", "slot", "tokens_per_s"]); // a phone shows these on a click
+const ASCENDING = new Set(["tenant", "model", "backend", "phase", "client", "deadline"]); // the others begin with the largest
 
-const $ = (id) => document.getElementById(id);
-const view = { sort: "age", offset: 0, total: 0, filter: {}, asking: false };
-
-function headers() {
-  const token = sessionStorage.getItem("token");
-  return token ? { "x-hangup": "1", authorization: `Bearer ${token}` } : { "x-hangup": "1" };
-}
-
-async function ask(method, path) {
-  const answer = await fetch(path, { method, headers: headers() });
-  if (answer.status === 401) $("login").hidden = false;
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error);
-  return value;
-}
-
-function element(name, text, attributes = {}) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
-}
-
-function put(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-
-function shown(value) {
-  if (value === null || value === undefined || value === "") return "–";
-  return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(1) : String(value);
-}
-
-// A duration, rounded.
-function lasting(seconds) {
-  if (seconds === null) return "–";
-  if (seconds < 120) return `${Math.round(seconds)} s`;
-  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
-}
-
-const count = new Intl.NumberFormat("en").format;
-const several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-
-// Rows are kept by key and only changed cells are touched: the focus stays where it is, and little is redrawn.
-function fill(body, rows, key, cells, action) {
-  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
-  rows.forEach((row, at) => {
-    const name = String(key(row));
-    let line = old.get(name);
-    if (line === undefined) {
-      line = element("tr", undefined, { "data-key": name });
-      cells(row).forEach(() => line.append(element("td")));
-      if (action) line.append(action(row));
-    }
-    old.delete(name);
-    cells(row).forEach(([text, kind], column) => {
-      put(line.children[column], text);
-      if (line.children[column].className !== (kind || "")) line.children[column].className = kind || "";
-    });
-    if (body.children[at] !== line) body.insertBefore(line, body.children[at] || null);
-  });
-  for (const gone of old.values()) gone.remove();
-}
+const view = { sort: "age", offset: 0, total: 0, filter: {}, asking: false, open: null, report: null, lostAt: null };
 
 // Glances
 
@@ -83,13 +24,8 @@ async function watch() {
   for (;;) {
     try {
       const answer = await fetch("api/events", { headers: headers() });
-      if (answer.status === 401) {
-        $("login").hidden = false;
-        const given = sessionStorage.getItem("token") !== null;
-        throw new Error(given ? "the gateway refused this admin token" : "the gateway requires its admin token");
-      }
-      if (!answer.ok) throw new Error(`the gateway returned status ${answer.status}`);
-      $("login").hidden = true;
+      if (answer.status === 401) { locked(sessionStorage.getItem("token") !== null); await pause(); continue; }
+      if (!answer.ok) throw new Error(`it returned status ${answer.status}`);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {
@@ -99,38 +35,87 @@ async function watch() {
         text = events.pop();
         if (events.length) glance(JSON.parse(events.at(-1).slice(6)));
       }
-      throw new Error("the gateway closed the connection");
+      throw new Error("it closed the connection");
     } catch (error) {
-      put($("state"), `disconnected: ${error.message}; retrying`);
-      $("state").className = "lost";
+      lost(error instanceof TypeError ? "it does not answer" : error.message);
     }
-    await new Promise((again) => setTimeout(again, RETRY_MS));
+    await pause();
   }
 }
 
+const pause = () => new Promise((again) => setTimeout(again, RETRY_MS));
+
+// The pages without figures: the token is missing or wrong, or the gateway is gone.
+
+function locked(given) {
+  document.body.className = "locked";
+  $("login").hidden = false;
+  $("gone").hidden = true;
+  put($("login-why"), given ? "The gateway refused this admin token." : "This gateway requires its admin token: the value of the variable that admin_token_env names.");
+  put($("state"), "signed out");
+  $("state").className = "lost";
+  signal(1, "sign in");
+}
+
+function lost(why) {
+  view.lostAt = view.lostAt || new Date();
+  const seen = document.body.className !== "waiting" && document.body.className !== "locked";
+  if (seen) document.body.className = "stale";
+  put($("state"), "disconnected");
+  $("state").className = "lost";
+  $("gone").hidden = false;
+  $("login").hidden = true;
+  put($("gone"), `No connection to the gateway since ${view.lostAt.toLocaleTimeString()}: ${why}. Trying again every second.${seen ? " What is shown below is from before." : ""}`);
+  signal(1, "no connection");
+}
+
+// The tab's title and icon show what needs attention.
+function signal(number, words) {
+  const title = number ? `⚠ ${words} – hangup` : "hangup";
+  if (document.title !== title) document.title = title;
+  const icon = `data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Ccircle cx='8' cy='8' r='7' fill='%23${number ? "c4281c" : "17804a"}'/%3E%3C/svg%3E`;
+  if ($("icon").href !== icon) $("icon").href = icon;
+}
+
 function glance(now) {
-  put($("state"), `version ${now.version}, ${now.not_ready ? `not ready: ${now.not_ready}` : "ready"}`);
+  const first = document.body.className === "waiting" || document.body.className === "locked";
+  document.body.className = "";
+  view.lostAt = null;
+  $("login").hidden = $("gone").hidden = true;
+  put($("state"), `${now.not_ready ? `not ready: ${now.not_ready}` : "ready"}, version ${now.version}`);
   $("state").className = now.not_ready ? "lost" : "";
-  const last = now.history.at(-1) || [0, null, null, 0];
-  const nobody = last[2] === null ? "–" : count(Math.round(Math.max(last[2] - last[3], 0)));
-  tiles({
-    "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
-    "Tokens/s received": count(Math.round(last[3])), "Tokens/s nobody receives": nobody,
-    "Tokens delivered": count((now.tokens.delivered || 0) + now.tokens_streaming), "Tokens wasted": count(now.tokens.wasted || 0),
-  });
+  const ill = now.backends.filter((row) => condition(row).kind === "bad");
+  signal(now.alarms.length + ill.length + (now.not_ready ? 1 : 0), now.alarms.length ? several(now.alarms.length, "alarm") : ill.length ? `${several(ill.length, "backend")} out` : "not ready");
+  overview(now);
   alarms(now.alarms);
-  chart(now.history);
   backends(now.backends);
   const ends = Object.entries(now.outcomes).filter(([name]) => name !== "shed" && name !== "refused");
-  const rows = [...ends, ...Object.entries(now.refusals).map(([name, calls]) => [`refused: ${name}`, calls])];
+  const rows = [...ends.map(([name, calls]) => [OUTCOMES[name] || name, calls]), ...Object.entries(now.refusals).map(([name, calls]) => [`refused: ${name}`, calls])];
   fill($("refusals"), rows, (row) => row[0], (row) => [[row[0]], [count(row[1]), "number"]]);
   zombies(now.zombies);
   jobs(now.jobs);
   left(now.left);
   calls();
+  graph.refresh();
+  if (first) money();
+  if (view.open && !view.open.ended) show(view.open.id, true);
 }
 
-function tiles(values) {
+const OUTCOMES = {
+  completed: "completed", client_gone: "the client hung up", deadline: "the client's deadline passed", cap: "reached a limit", engine_failed: "the engine failed",
+  engine_refused: "the engine refused it", killed: "killed", drained: "cut by a shutdown",
+};
+
+function overview(now) {
+  const { rates } = now;
+  const nobody = rates.computed_per_s === null ? "–" : count(Math.round(Math.max(rates.computed_per_s - rates.received_per_s, 0)));
+  const total = view.report && view.report.total;
+  const values = {
+    "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
+    "Engines busy": rates.busy === null ? "–" : `${Math.round(rates.busy * 100)} %`,
+    "Tokens/s received": count(Math.round(rates.received_per_s)), "Tokens/s nobody receives": nobody,
+    "Tokens delivered, 24 h": total ? count(total.tokens_delivered) : "–", "Tokens wasted, 24 h": total ? count(total.tokens_wasted) : "–",
+  };
   const list = $("tiles");
   for (const [name, value] of Object.entries(values)) {
     let box = [...list.children].find((child) => child.dataset.name === name);
@@ -145,62 +130,66 @@ function tiles(values) {
 
 function alarms(rows) {
   const words = rows.map((row) => {
-    const who = row.suspects.tenants.length ? ` Suspected tenants: ${row.suspects.tenants.join(", ")}.` : "";
-    return `Backend ${row.backend} computes tokens that nobody receives (signal: ${row.signal}).${who} Check its zombies; drain it to stop new calls.`;
+    const who = row.suspects.tenants.length ? ` Suspected: calls of ${row.suspects.tenants.join(", ")} that ended early.` : "";
+    return `Backend ${row.backend} computes tokens that nobody receives (${SIGNALS[row.signal] || row.signal}).${who}`;
   });
   fill($("alarms"), words, (text) => text, () => [], (text) => element("p", text));
 }
 
-function chart(history) {
-  const rows = history.slice(-180);
-  const draw = (kind, points) => element2("path", { class: kind, d: points });
-  const svg = $("chart");
-  if (rows.length < 2) { put($("chart-words"), "no data yet"); return; }
-  const top = Math.max(1, ...rows.map((row) => Math.max(row[2] || 0, row[3]))) * 1.1;
-  const x = (at) => (at / (rows.length - 1)) * 1000;
-  const y = (value) => 215 - (value / top) * 205;
-  const line = (column) => rows.map((row, at) => `${at ? "L" : "M"}${x(at).toFixed(1)} ${y(row[column] ?? row[3]).toFixed(1)}`).join("");
-  const busy = rows.map((row, at) => `L${x(at).toFixed(1)} ${(215 - (row[1] || 0) * 205).toFixed(1)}`).join("");
-  const backwards = rows.map((_, at) => rows.length - 1 - at).map((at) => `L${x(at).toFixed(1)} ${y(rows[at][3]).toFixed(1)}`).join("");
-  svg.replaceChildren(
-    draw("busy", `M0 215${busy}L1000 215Z`), draw("gap", `${line(2)}${backwards}Z`), draw("computed", line(2)), draw("seen", line(3)),
-  );
-  const last = rows.at(-1);
-  const seconds = Math.round(last[0] - rows[0][0]);
-  const busyWords = last[1] === null ? "busy: unknown" : `busy ${Math.round(last[1] * 100)} %`;
-  const computed = last[2] === null ? "an unknown number" : count(Math.round(last[2]));
-  put($("chart-words"), `Last ${seconds} s. Now: ${busyWords}, ${computed} tokens/s computed, ${count(Math.round(last[3]))} received.`);
-}
+const SIGNALS = {
+  exact: "by its own count of tokens", statistical: "it is busy, and few tokens arrive", zombies: "it keeps working on calls that ended", alone: "it works although it has no call of ours",
+};
 
-function element2(name, attributes) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return made;
+// Backends
+
+// One state in words; alarm, recovery and health do not stand beside each other.
+function condition(row) {
+  const inDns = row.state.startsWith("warming up") ? "warming up: answers a test call first" : row.state.startsWith("not in DNS") ? "no longer in DNS: gets no calls" : "";
+  const ladder = { quarantined: "quarantined: gets no calls", restarting: "restarting", canary: "being tested with one call" }[row.ladder];
+  if (row.drained) return { kind: "warm", name: "drained", words: row.in_flight ? "drained by an operator, the last calls run" : "drained by an operator: gets no calls" };
+  if (ladder) return { kind: "bad", name: row.ladder, words: ladder };
+  if (row.state.endsWith("down")) return { kind: "bad", name: "down", words: "down: does not answer" };
+  if (inDns) return { kind: "warm", name: "listed", words: inDns };
+  if (row.alarm) return { kind: "bad", name: "alarm", words: "serves, but also computes for nobody" };
+  if (row.paused_s !== null) return { kind: "warm", name: "paused", words: `refuses calls for ${lasting(row.paused_s)}` };
+  if (row.ladder === "degraded") return { kind: "warm", name: "degraded", words: "suspected: others are preferred" };
+  return { kind: "good", name: "serving", words: "serving" };
 }
 
 const LIMITED_BY = {
-  slots: "slots", late_first_tokens: "first tokens are late", engine_reports_waiting: "calls wait in the engine",
-  engine_refused: "the engine refused more calls", slow_steps: "tokens are slow",
+  slots: "its number of slots", late_first_tokens: "learned: with more calls, first tokens came late",
+  engine_reports_waiting: "learned: the engine said that calls wait in it", engine_refused: "learned: the engine refused more",
+  slow_steps: "learned: with more calls, tokens came too slowly",
 };
 
-function limitText(row) {
-  if (row.limit === null) return "none";
-  const why = row.paused_s !== null ? `the engine refuses calls for ${row.paused_s} s` : LIMITED_BY[row.limited_by];
-  return why ? `${count(row.limit)} (${why})` : count(row.limit);
+function limitWords(row) {
+  if (row.quarantined) return "none while it is quarantined";
+  if (row.limit === null) return "none: nothing shows that calls queue in it";
+  return `${count(row.limit)}: ${LIMITED_BY[row.limited_by] || (row.limit_learned ? "learned" : "configured")}`;
+}
+
+function reasonWords(row) {
+  const parts = [];
+  if (row.ladder_reason) parts.push(`${row.ladder_reason} (for ${lasting(row.ladder_s)})`);
+  if (row.alarm && row.ladder !== "healthy" && row.ladder) parts.push("computes tokens that nobody receives");
+  if (row.zombies.length) parts.push(`${several(row.zombies.length, "zombie")}`);
+  if (row.orphans) parts.push(`${several(row.orphans, "call")} of others`);
+  return parts.join("; ") || "–";
 }
 
 function backends(rows) {
-  const cells = (row) => [
-    [row.name], [row.engine], [row.state, row.state === "up" ? "good" : "warm"], [count(row.in_flight), "number"],
-    [limitText(row), "number"], [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"],
-    [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number"], [row.alarm || "–", row.alarm ? "bad" : ""],
-    [row.ladder || "–", row.ladder ? `ladder ${row.ladder}` : ""], [ladderWords(row), "why"],
-  ];
+  const cells = (row) => {
+    const is = condition(row);
+    return [
+      [row.name], [row.engine], [is.words, `state ${is.kind} ${is.name}`], [reasonWords(row), "why"], [count(row.in_flight), "number"], [limitWords(row), "why"],
+      [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"], [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number"],
+    ];
+  };
   fill($("backends"), rows, (row) => row.name, cells, (row) => doing("Drain", `Drain ${row.name}`, async (button) => {
     const on = button.textContent === "Drain";
     await ask(on ? "PUT" : "DELETE", `api/backends/${encodeURIComponent(row.name)}/drain`);
     say(`Backend ${row.name} is ${on ? "drained and gets no new calls" : "no longer drained"}.`);
-  }));
+  }, calls));
   for (const row of rows) {
     const button = $("backends").querySelector(`[data-key="${CSS.escape(row.name)}"] button`);
     const word = row.drained ? "Undrain" : "Drain";
@@ -209,20 +198,19 @@ function backends(rows) {
   }
 }
 
-function ladderWords(row) {
-  return row.ladder_reason ? `${row.ladder_reason} (for ${lasting(row.ladder_s)})` : "–";
-}
-
 // Whether an engine has stopped the work of an ended call.
 const RELEASES = {
   verified: ["stopped, verified", "good"], restarted: ["stopped by a restart", "good"], unverified: ["disconnected, stop not verified", "warm"],
   pending: ["waiting for confirmation", "soft"], zombie: ["still running", "bad"],
 };
+const CAUSES = {
+  fin: "the client closed", reset: "the client reset", silence: "the client's host is gone", write_stall: "the client stopped reading", killed: "killed by an operator",
+};
 
 function zombies(rows) {
   const end = (row) => (row.lived_s === null ? "" : ` after ${lasting(row.lived_s)}`);
   fill($("zombies"), rows, (row) => row.id, (row) => [
-    [row.id], [shown(row.tenant)], [shown(row.cause)], [row.backend], [shown(row.slot), "number"], [`${lasting(row.ended_s_ago)} ago`, "number"],
+    [row.id, "", () => show(row.id)], [shown(row.tenant)], [CAUSES[row.cause] || shown(row.cause)], [row.backend], [shown(row.slot), "number"], [`${lasting(row.ended_s_ago)} ago`, "number"],
     [row.tokens_since === null ? "–" : count(row.tokens_since), "number"], [`${row.aborts} ×`, "number"],
     [`${RELEASES[row.release][0]}${end(row)}`, RELEASES[row.release][1]],
   ]);
@@ -230,7 +218,7 @@ function zombies(rows) {
 
 function left(rows) {
   fill($("left"), rows, (row) => row.id, (row) => [
-    [row.id], [shown(row.tenant)], [row.backend], [row.cause], [`${lasting(row.ended_s_ago)} ago`, "number"], [count(row.tokens_out), "number"],
+    [row.id, "", () => show(row.id)], [shown(row.tenant)], [row.backend], [CAUSES[row.cause] || row.cause], [`${lasting(row.ended_s_ago)} ago`, "number"], [count(row.tokens_out), "number"],
     RELEASES[row.release] || ["not started", "soft"],
   ]);
 }
@@ -252,37 +240,51 @@ function jobs(known) {
       const job = await ask("DELETE", `api/jobs/${encodeURIComponent(row.id)}`);
       say(`Job ${job.id} is ${job.status}${job.items.claimed ? `; waiting for the engines to stop ${several(job.items.claimed, "item")}` : ""}.`);
     }
-  }));
+  }, calls));
 }
 
 // Live calls
 
-function query(extra) {
-  const given = Object.entries({ ...view.filter, ...extra }).filter(([, value]) => value !== "" && value !== undefined);
-  return new URLSearchParams(given).toString();
-}
+const given = () => Object.entries(view.filter).filter(([, value]) => value !== "" && value !== undefined);
+const query = (extra) => new URLSearchParams([...given(), ...Object.entries(extra)]).toString();
+const FILTERS = { older_than_s: (value) => `older than ${value} s` };
+const filterWords = () => given().map(([name, value]) => (FILTERS[name] ? FILTERS[name](value) : `${name} ${value}`)).join(", ");
 
 async function calls() {
   if (view.asking) return;
   view.asking = true;
   try {
     const page = await ask("GET", `api/calls?${query({ sort: view.sort, offset: view.offset, limit: PAGE })}`);
-    view.total = page.total;
-    put($("calls-count"), `(${count(page.total)}${page.total === page.live ? "" : ` of ${count(page.live)}`})`);
-    put($("page"), page.total ? `${page.offset + 1}–${Math.min(page.offset + PAGE, page.total)} of ${count(page.total)}` : "none");
-    $("back").disabled = view.offset === 0;
-    $("forth").disabled = view.offset + PAGE >= page.total;
-    const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), NUMBERS.has(key) ? "number" : ""]);
-    fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, async () => {
-      if (confirm(`Kill call ${row.id} of ${row.tenant} and stop its work in the engine?`)) {
-        say(`Killing call ${row.id}; waiting for the engine to confirm …`);
-        killed((await ask("DELETE", `api/calls/${encodeURIComponent(row.id)}`)).killed);
-      }
-    }));
+    put($("filter-error"), "");
+    listed(page);
   } catch (error) {
-    say(`The live calls could not be listed: ${error.message}`);
+    if (error.status === 400) { // the filter: nothing is listed under it
+      put($("filter-error"), error.message);
+      listed({ calls: [], total: 0, live: 0, offset: 0 });
+    }
   } finally {
     view.asking = false;
+  }
+}
+
+function listed(page) {
+  view.total = page.total;
+  put($("calls-count"), `(${count(page.total)}${page.total === page.live ? "" : ` of ${count(page.live)}`})`);
+  put($("page"), page.total ? `${page.offset + 1}–${Math.min(page.offset + PAGE, page.total)} of ${count(page.total)}` : "none");
+  $("back").disabled = view.offset === 0;
+  $("forth").disabled = view.offset + PAGE >= page.total;
+  const words = filterWords();
+  $("kill-chosen").disabled = !words || !page.total;
+  put($("kill-chosen"), words && page.total ? `Kill all ${count(page.total)} of these` : "Kill all of these");
+  $("kill-chosen").title = words ? `All calls with ${words}` : "Filter first: only what a filter names can be killed at once";
+  const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), `${NUMBERS.has(key) ? "number" : key === "waits_for" ? "soft" : ""}${EXTRA.has(key) ? " extra" : ""}`.trim(), key === "id" ? () => show(row.id) : undefined]);
+  fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, () => kill(row), calls));
+}
+
+async function kill(row) {
+  if (confirm(`Kill call ${row.id} of ${row.tenant} and stop its work in the engine?`)) {
+    say(`Killing call ${row.id}; waiting for the engine to confirm …`);
+    killed((await ask("DELETE", `api/calls/${encodeURIComponent(row.id)}`)).killed);
   }
 }
 
@@ -297,33 +299,62 @@ function killed(rows) {
   say(`Killed call ${row.id}${row.connection_cut ? ", connection to the engine cut" : ""}${row.abort_sent ? ", abort sent" : ""}. Engine: ${words}.`);
 }
 
-function doing(text, label, act) {
-  const cell = element("td");
-  const button = element("button", text, { "aria-label": label });
-  button.addEventListener("click", async () => {
-    button.disabled = true;
-    try { await act(button); } catch (error) { say(`${label}: failed: ${error.message}`); }
-    button.disabled = false;
-    calls();
-  });
-  cell.append(button);
-  return cell;
+// Kills what is listed: the calls are named before the question, and exactly these are killed.
+async function killChosen() {
+  const words = filterWords();
+  const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.map((row) => row.id);
+  if (!chosen.length) { say("No live call matches the filter."); return; }
+  if (!confirm(`Kill ${several(chosen.length, "call")} (${words}) and stop their work in the engines?`)) return;
+  say(`Killing ${several(chosen.length, "call")}; waiting for the engines to confirm …`);
+  killed((await ask("DELETE", `api/calls?${chosen.length <= IDS_MAX ? new URLSearchParams({ id: chosen.join(",") }) : query({})}`)).killed);
 }
 
-function say(text) { put($("done"), text); }
+// One call
+
+const FACTS = [
+  ["Outcome", (row) => (row.outcome ? `${OUTCOMES[row.outcome] || row.outcome}${row.cause && row.cause !== row.outcome ? ` (${CAUSES[row.cause] || row.cause})` : ""}` : `live: ${row.phase}`)],
+  ["Detail", (row) => row.detail], ["Status", (row) => row.status], ["Engine", (row) => (RELEASES[row.release] ? RELEASES[row.release][0] : "")],
+  ["Waiting for", (row) => row.waits_for], ["Tenant", (row) => row.tenant], ["Client", (row) => row.client], ["Model", (row) => row.model], ["API", (row) => row.route],
+  ["Backend", (row) => row.backend], ["Attempts", (row) => row.attempts], ["Id in the engine", (row) => row.engine_id], ["Slot", (row) => row.slot],
+  ["Tokens in", (row) => row.tokens_in], ["Tokens out", (row) => row.tokens_out], ["Tokens/s", (row) => row.tokens_per_s], ["Age", (row) => brief(row.age_s)], ["Trace id", (row) => row.trace_id],
+];
+
+async function show(id, again = false) {
+  try {
+    const row = await ask("GET", `api/calls/${encodeURIComponent(id)}`);
+    if (again && !$("call").open) return;
+    view.open = { id, ended: row.phase === "ended" };
+    put($("call-title"), `Call ${id}`);
+    const facts = FACTS.map(([name, of]) => [name, shown(of(row))]).filter(([, text]) => text !== "–");
+    $("call-facts").replaceChildren(...facts.map(([name, text]) => { const box = element("div"); box.append(element("dt", name), element("dd", text)); return box; }));
+    $("call-steps").replaceChildren(...row.timeline.map((step) => { const line = element("li"); line.append(element("span", `+${brief(step.at_s)}`), element("span", step.what)); return line; }));
+    $("call-kill").hidden = view.open.ended;
+    $("call-kill").onclick = () => kill(row).catch((error) => say(`Kill ${id}: failed: ${error.message}`));
+    if (!$("call").open) $("call").showModal();
+  } catch (error) {
+    if (!again) say(error.status === 404 ? `There is no call ${id}: neither live nor among the last ones that ended.` : `Call ${id} cannot be shown: ${error.message}`);
+    view.open = null;
+  }
+}
+
+// Tokens and money
 
 async function money() {
+  const { by } = Object.fromEntries(new FormData($("money-form")));
   try {
-    const made = await ask("GET", "api/report?by=cause");
+    const made = view.report = await ask("GET", `api/report?by=${by}`);
+    put($("money-by"), by[0].toUpperCase() + by.slice(1));
     put($("cost"), `Cost (${made.currency})`);
-    fill($("money"), [...made.rows, { cause: "total", ...made.total }], (row) => row.cause, (row) => [
-      [row.cause], [count(row.tokens_delivered), "number"], [count(row.tokens_wasted), "number"], [count(row.tokens_saved), "number"],
-      [row.engine_s.toFixed(1), "number"], [row.money.toFixed(4), "number"],
-      [row.money_wasted.toFixed(4), "number"], [row.money_saved.toFixed(4), "number"],
+    $("money-table").className = made.total.money || made.total.money_saved ? "" : "free";
+    fill($("money"), [...made.rows, { [by]: "total", ...made.total }], (row) => row[by], (row) => [
+      [row[by] || "–"], [count(row.tokens_delivered), "number"], [count(row.tokens_wasted), "number"], [count(row.tokens_saved), "number"],
+      [row.engine_s.toFixed(1), "number"], [row.money.toFixed(4), "number money"],
+      [row.money_wasted.toFixed(4), "number money"], [row.money_saved.toFixed(4), "number money"],
     ]);
-  } catch { /* the connection's state is shown by the glances */ }
-  setTimeout(money, MONEY_MS);
+  } catch { /* the header shows the state of the connection */ }
 }
+
+// Sorting, filters, forms
 
 function heads() {
   for (const [key, title, sort] of COLUMNS) {
@@ -341,44 +372,45 @@ function heads() {
     }
     $("calls-head").append(head);
   }
-  $("calls-head").append(element("th", "Action", { scope: "col" }));
+  $("calls-head").append(element("th", "Action", { scope: "col", class: "act" }));
   mark();
 }
 
+// The API's order puts what operators look for first; for numbers, that is the largest.
 function mark() {
   for (const head of $("calls-head").querySelectorAll("[data-sort]")) {
-    const direction = view.sort === head.dataset.sort ? "ascending" : view.sort === `-${head.dataset.sort}` ? "descending" : "none";
-    head.setAttribute("aria-sort", direction);
+    const { sort } = head.dataset;
+    const usual = ASCENDING.has(sort) ? ["ascending", "descending"] : ["descending", "ascending"];
+    head.setAttribute("aria-sort", view.sort === sort ? usual[0] : view.sort === `-${sort}` ? usual[1] : "none");
   }
 }
 
-$("filter").addEventListener("submit", (event) => {
-  event.preventDefault();
+// What is typed takes effect at once, so that the list is always that of the fields.
+function filter() {
   view.filter = Object.fromEntries(new FormData($("filter")));
   view.offset = 0;
   calls();
+}
+
+let typing = 0;
+$("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(filter, 250); });
+$("filter").addEventListener("submit", (event) => { event.preventDefault(); filter(); });
+$("kill-chosen").addEventListener("click", () => killChosen().catch((error) => say(`The calls could not be killed: ${error.message}`)).finally(calls));
+$("find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const id = new FormData($("find")).get("id").trim();
+  if (id) show(id);
 });
-$("kill-chosen").addEventListener("click", async () => {
-  view.filter = Object.fromEntries(new FormData($("filter")));
-  try {
-    const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.length;
-    if (!chosen) say("No live call matches the filter.");
-    else if (confirm(`Kill ${several(chosen, "call")} and stop the work in the engines?`)) {
-      say(`Killing ${several(chosen, "call")}; waiting for the engines to confirm …`);
-      killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
-    }
-  } catch (error) {
-    say(`The calls could not be killed: ${error.message}`);
-  }
-  calls();
-});
+$("call").addEventListener("close", () => { view.open = null; });
 $("back").addEventListener("click", () => { view.offset = Math.max(view.offset - PAGE, 0); calls(); });
 $("forth").addEventListener("click", () => { view.offset += PAGE; calls(); });
+$("money-form").addEventListener("change", () => { $("money").replaceChildren(); money(); });
 $("login").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", $("token").value);
   $("token").value = "";
 });
 heads();
+graph.start();
 watch();
-money();
+setInterval(() => { if (document.body.className === "") money(); }, MONEY_MS);

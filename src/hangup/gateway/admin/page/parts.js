@@ -1,0 +1,106 @@
+// What the parts of the dashboard share: asking the gateway, elements, tables, words for numbers. Text is only ever set as text,
+// so that nothing a client chose (a model's name) can become markup.
+
+export const $ = (id) => document.getElementById(id);
+
+export function headers() {
+  const token = sessionStorage.getItem("token");
+  return token ? { "x-hangup": "1", authorization: `Bearer ${token}` } : { "x-hangup": "1" };
+}
+
+export async function ask(method, path) {
+  const answer = await fetch(path, { method, headers: headers() });
+  const value = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(value.error), { status: answer.status });
+  return value;
+}
+
+export function element(name, text, attributes = {}) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+export function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function shown(value) {
+  if (value === null || value === undefined || value === "") return "–";
+  return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(1) : String(value);
+}
+
+// A duration, rounded.
+export function lasting(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
+// A short time, as exactly as it matters.
+export function brief(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return `${Number((seconds * 1000).toPrecision(2))} ms`;
+  return seconds < 60 ? `${Number(seconds.toPrecision(2))} s` : lasting(seconds);
+}
+
+export const count = new Intl.NumberFormat("en").format;
+export const several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const say = (text) => {
+  put($("done"), text);
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => put($("done"), ""), 20000);
+};
+
+// Rows are kept by key and only changed cells are touched: the focus stays where it is, and little is redrawn. A cell is its text,
+// its class and, where it can be clicked, what to do. On a phone, each cell shows its column's title.
+export function fill(body, rows, key, cells, action) {
+  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  const titles = [...(body.closest("table")?.tHead.rows[0].cells || [])].map((head) => head.textContent);
+  rows.forEach((row, at) => {
+    const name = String(key(row));
+    let line = old.get(name);
+    if (line === undefined) {
+      line = element("tr", undefined, { "data-key": name });
+      cells(row).forEach(([, , click]) => line.append(cell(click)));
+      if (action) line.append(action(row));
+    }
+    old.delete(name);
+    cells(row).forEach(([text, kind], column) => {
+      const box = line.children[column];
+      put(box.firstElementChild || box, text);
+      const classes = `${kind || ""}${text === "–" ? " none" : ""}`.trim();
+      if (box.className !== classes) box.className = classes;
+      if (box.dataset.label !== titles[column]) box.dataset.label = titles[column] || "";
+    });
+    if (body.children[at] !== line) body.insertBefore(line, body.children[at] || null);
+  });
+  for (const gone of old.values()) gone.remove();
+  const section = body.closest("section[data-hides]");
+  if (section) section.hidden = rows.length === 0;
+}
+
+function cell(click) {
+  const box = element("td");
+  if (click) {
+    const button = element("button", "", { type: "button", class: "link" });
+    button.addEventListener("click", click);
+    box.append(button);
+  }
+  return box;
+}
+
+// A cell with a button that acts on its row.
+export function doing(text, label, act, after) {
+  const box = element("td", undefined, { class: "act" });
+  const button = element("button", text, { "aria-label": label });
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try { await act(button); } catch (error) { say(`${label}: failed: ${error.message}`); }
+    button.disabled = false;
+    after();
+  });
+  box.append(button);
+  return box;
+}
