@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-frameworks test-package test-proxies test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs clean chaos kills mutants
+.PHONY: help setup run demo test test-engines test-torch test-frameworks test-package test-proxies test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -108,6 +108,15 @@ judge: $(VENV)/.setup-test  ## measure direct, nginx, LiteLLM and hangup with AI
 scoreboard: $(VENV)/.setup-test  ## probe engines and gateways that run here, and write docs/scoreboard.md; ARGS="--only nginx"
 	PYTHONPATH=tests $(BIN)/python -m bench.scoreboard --engines $(HANGUP_ENGINES_DIR) $(ARGS)
 
+# In an environment of its own: MkDocs' plugins and ours need no common versions.
+.site-venv/.setup: requirements/site.txt
+	$(PYTHON) -m venv .site-venv
+	.site-venv/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/site.txt
+	touch $@
+
+site: .site-venv/.setup  ## build the documentation as a site into .site/ (broken links are errors); ARGS=serve shows it while you write
+	.site-venv/bin/python -m tools.site $(ARGS)
+
 docs: $(VENV)/.setup-test  ## regenerate the generated parts of docs/
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.grafana
@@ -119,7 +128,8 @@ lock: $(VENV)/.setup  ## update the locked dependencies
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group test --group check -c requirements/run.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group dashboard -c requirements/run.txt -c requirements/dev.txt -o requirements/dashboard.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group frameworks -c requirements/run.txt -c requirements/dev.txt -o requirements/frameworks.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group site -o requirements/site.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group package -c requirements/run.txt -c requirements/dev.txt -o requirements/package.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .site .site-venv .mypy_cache .ruff_cache .hypothesis
