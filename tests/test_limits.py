@@ -160,6 +160,8 @@ RUNS_INTO = {
     "divergence_share_max": "gateway/test_limits_alone.py::test_divergence_share_max",
     "divergence_yield_min": "gateway/test_limits_alone.py::test_divergence_yield_min",
     "drain_s": "gateway/test_process.py::TestDrain::test_deadline",
+    "gateway_silence_s": "gateway/test_hosts.py::test_a_gateway_that_is_silent_for_too_long_is_given_up",
+    "shared_state_timeout_s": "gateway/test_hosts.py::test_a_slow_or_frozen_store_costs_no_call",
     "worker_silence_s": "gateway/test_workers.py::test_a_stopped_worker_costs_no_call_and_is_replaced",
     "secret_command_s": "config/test_secrets_read.py::test_a_command_that_hangs",
     "ended_calls_max": "gateway/test_bounds.py::TestWhatIsRemembered::test_ended_calls",

@@ -12,6 +12,7 @@ from typing import Any
 from hangup.cli import startup_check
 from hangup.cli.settings import add_flags, configuration, unknown_engines
 from hangup.config import LimitSettings, Settings
+from hangup.config.check import SHARED_STATE
 from hangup.config.json_schema import json_schema
 from hangup.config.load import Configuration, load
 from hangup.config.schema import LISTS, scalar_fields
@@ -110,4 +111,5 @@ def effective(config: Configuration) -> list[tuple[str, Any, str]]:
 
 
 def _shown(value: Any) -> Any:
-    return without_password(value) if isinstance(value, str) and is_postgresql(value) else value
+    has_password = isinstance(value, str) and (is_postgresql(value) or SHARED_STATE.match(value))
+    return without_password(str(value)) if has_password else value

@@ -68,6 +68,11 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
         with reloading_on_change(config, supervisor.reload):
             await supervisor.run(_announce(config, f"{_engines(config)} with {count} workers"))
         return
+    if config.settings.shared_state:
+        from hangup.gateway.hosts.server import SharingServer  # noqa: PLC0415 (its client is an extra)
+
+        await SharingServer(config, load).run(_announce(", ".join(backend.url for backend in config.settings.backend)))
+        return
     if config.settings.backend:
         server = Server(config, load)
         with reloading_on_change(config, server.reload):

@@ -15,6 +15,7 @@ from hangup.config.schema import BackendSettings, Settings
 
 _TARGET = re.compile(r"/[!-~]*")  # what may stand in a request line
 _BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?")
+SHARED_STATE = re.compile(r"(rediss?(\+sentinel|\+cluster)?|unix)://")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -31,6 +32,7 @@ def problems(settings: Settings) -> list[tuple[Path, str]]:
         url = getattr(settings, name)
         if url and not url.startswith(("http://", "https://")):
             found.append(((name,), f"{name}: expected an http:// or https:// address, got {url!r}"))
+    found += _shared_state_problems(settings)
     if settings.port == settings.admin_port != 0 and settings.host == settings.admin_host:
         found.append((("admin_port",), f"port and admin_port are both {settings.port}; choose another for one of them"))
     urls, names = Counter[str](), Counter[str]()
@@ -44,6 +46,21 @@ def problems(settings: Settings) -> list[tuple[Path, str]]:
             if names[name] == 2:
                 found.append((("backend", index, "name"), f"there are two backends named {name}"))
         found += [(("backend", index, key), f"{key}: {problem}") for key, problem in backend_problems(backend)]
+    return found
+
+
+def _shared_state_problems(settings: Settings) -> list[tuple[Path, str]]:
+    found: list[tuple[Path, str]] = []
+    if not settings.shared_state:
+        return found
+    if not SHARED_STATE.match(settings.shared_state):
+        expected = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
+        found.append((("shared_state",), f"shared_state: expected {expected}"))
+    if not re.fullmatch(r"[\w.-]+", settings.shared_state_name):
+        said = f"shared_state_name: expected letters, digits, dots and dashes, got {settings.shared_state_name!r}"
+        found.append((("shared_state_name",), said))
+    if settings.workers != 1:
+        found.append((("workers",), "several workers and shared_state cannot be combined yet: run one gateway for each core"))
     return found
 
 

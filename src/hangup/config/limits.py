@@ -402,6 +402,13 @@ class ProcessLimits:
     secret_command_s: float = limit(
         10.0, "Timeout for a command that prints a key, a token or headers (api_key_command and the like).", least=0.1
     )
+    shared_state_timeout_s: float = limit(1.0, "Timeout for a command to shared_state; no call waits for it.", least=0.05)
+    gateway_silence_s: float = limit(
+        10.0,
+        "How long a gateway on the same shared_state may be silent, and not answer at its peer_port either, before others use "
+        "its slots and abort its calls. One whose process is gone is noticed within a second.",
+        least=1,
+    )
     ended_calls_max: int = limit(1000, "Maximum ended calls kept for `hangup trace`.", least=1)
     log_wait_s: float = limit(
         1.0,

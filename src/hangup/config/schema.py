@@ -192,6 +192,27 @@ class Settings:
         "provider forwards them to a hosted API and follows them there.",
     )
     jobs_days: float = setting(30.0, "How long ended jobs and files are kept.", least=0.01)
+    shared_state: str = setting(
+        "",
+        "Redis or Valkey server through which gateways on several hosts share slots and concurrency_max: redis://… or "
+        "rediss://…, with +sentinel or +cluster after the scheme (needs hangup[redis]). Empty: nothing is shared.",
+    )
+    shared_state_name: str = setting("hangup", "Gateways with the same name on the same server share their state.")
+    shared_state_required: bool = setting(
+        False, "Exit if shared_state cannot be used at the start; otherwise hangup serves alone until it can."
+    )
+    shared_state_alone_share: float = setting(
+        0.5,
+        "Share of slots and concurrency_max that a gateway uses if it starts while shared_state cannot be reached.",
+        least=0.01,
+        most=1,
+    )
+    peer_host: str = setting(
+        "",
+        "Address of this host at which the gateways on the same shared_state can ask whether this one lives. Empty: the "
+        "address that it uses to reach the store.",
+    )
+    peer_port: int = setting(0, "Port for that; 0: any free port.", least=0, most=65535)
     currency: str = setting("USD", "Currency of the backends' prices.")
     otlp_endpoint: str = setting(
         "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."

@@ -63,11 +63,19 @@ _FIXED = (
     "ledger_days",
     "jobs",
     "jobs_days",
+    "shared_state",
+    "shared_state_name",
+    "shared_state_required",
+    "shared_state_alone_share",
+    "peer_host",
+    "peer_port",
     "otlp_endpoint",
     "otlp_protocol",
 )
 _FIXED_LIMITS = (
     "client_silence_s",
+    "shared_state_timeout_s",
+    "gateway_silence_s",
     "ended_calls_max",
     "history_looks_max",
     "history_minutes_max",
@@ -373,12 +381,15 @@ class Server:
     async def _with_found_backends(self, settings: Settings) -> Settings:
         """Return the settings with a backend for each address behind a dns+ name."""
         await self._discovery.configure(settings.backend, settings.limits, settings.dns_server)
+        return self._expanded(settings)
+
+    def _expanded(self, settings: Settings) -> Settings:
         return dataclasses.replace(settings, backend=self._discovery.expanded())
 
     async def _use_found_backends(self) -> None:
         """Use the backends that DNS lists now."""
         async with self._reloading:
-            self.gateway.configure(dataclasses.replace(self._configuration.settings, backend=self._discovery.expanded()))
+            self.gateway.configure(self._expanded(self._configuration.settings))
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ from hangup.core.call import Call, Phase
 from hangup.core.histogram import Histogram
 from hangup.core.history import History
 from hangup.core.ledger import Ledger
-from hangup.gateway.admin.view import JobsView, Killed
+from hangup.gateway.admin.view import JobsView, Killed, SharedStateView
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.client_request import FlowPorts
 from hangup.gateway.divergence_monitor import DivergenceMonitor, Watched
@@ -50,6 +50,7 @@ class AdminView:
         self._store = store
         self._stalls = stalls
         self._limits = limits  # returns the current ones: a reload replaces them
+        self.shared_state: SharedStateView | None = None  # while there is one
         self._slots = Slots(ports.backends, ports.registry)
 
     @property

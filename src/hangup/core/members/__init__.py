@@ -12,6 +12,7 @@ hub is away. Nothing here knows whether the hub is a parent process on this host
 
 from hangup.core.members.allotments import Allotments, Grant, PlaceAllocator, PlaceReport
 from hangup.core.members.holdings import backend_places, needs_places
+from hangup.core.members.lead import Lead, LeadWatch
 from hangup.core.members.members import LeftCall, LeftCalls, Members
 from hangup.core.members.quotas import HELD_S, QuotaShares
 from hangup.core.members.shares import fair_shares
@@ -24,6 +25,8 @@ __all__ = [
     "Allotments",
     "EndedCall",
     "Grant",
+    "Lead",
+    "LeadWatch",
     "LeftCall",
     "LeftCalls",
     "Members",

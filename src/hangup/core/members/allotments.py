@@ -75,6 +75,15 @@ class Allotments:
         allotment.allowed, allotment.number = grant.allowed, grant.number
         return True
 
+    def assume(self, resource: str, allowed: int) -> bool:
+        """Use so many places of a resource although no hub has granted any, because there is none to ask; return False if one
+        has. The number 0 tells the next hub; its next grant, or its last one, replaces this."""
+        allotment = self._by_resource.setdefault(resource, _Allotment())
+        if allotment.allowed:
+            return False
+        allotment.allowed, allotment.number = allowed, 0
+        return True
+
     def report(self, resource: str, capacity: int, used: int, demand: int) -> PlaceReport:
         """Say what this member holds and would use."""
         allotment = self._by_resource.setdefault(resource, _Allotment())
@@ -120,7 +129,23 @@ class PlaceAllocator:
         self._resources: dict[str, _Resource] = {}
 
     def report(self, member: str, reports: Iterable[PlaceReport]) -> list[Grant]:
-        """Note all that a member holds; what it does not mention it no longer uses."""
+        """Note all that a member holds, and share what is free; what it does not mention it no longer uses."""
+        rows = list(reports)
+        grants = self._share(self.note(member, rows))
+        new = {grant.resource for grant in grants if grant.member == member}
+        return grants + [
+            self._last_grant(member, row.resource)
+            for row in rows
+            if row.resource not in new and self._missed(member, row.resource)
+        ]
+
+    def share(self) -> list[Grant]:
+        """Share what is free of all resources, once a new hub knows everybody."""
+        return self._share(list(self._resources))
+
+    def note(self, member: str, reports: Iterable[PlaceReport]) -> list[str]:
+        """Note all that a member holds, and grant nothing: a new hub must know everybody first. Return the resources of which
+        it says anything new."""
         by_name = {report.resource: report for report in reports}
         changed = [name for name, resource in self._resources.items() if member in resource.holders and name not in by_name]
         for name in changed:
@@ -128,9 +153,7 @@ class PlaceAllocator:
         for name, report in by_name.items():
             if self._note(self._resources.setdefault(name, _Resource()), member, report):
                 changed.append(name)
-        grants = self._share(changed)
-        new = {grant.resource for grant in grants if grant.member == member}
-        return grants + [self._last_grant(member, name) for name in by_name if name not in new and self._missed(member, name)]
+        return changed
 
     def leave(self, member: str, now: float, *, died: bool) -> list[Grant]:
         """Take back all that a member has. If it died, its calls may still be in the engines for a moment."""
@@ -168,8 +191,9 @@ class PlaceAllocator:
 
     def _missed(self, member: str, name: str) -> bool:
         """Return whether the member had not seen its latest grant when it reported; the grant may be lost or on its way."""
-        holder = self._resources[name].holders[member]
-        return holder.seen < holder.number
+        resource = self._resources.get(name)
+        holder = resource.holders.get(member) if resource is not None else None
+        return holder is not None and holder.seen < holder.number
 
     def _last_grant(self, member: str, name: str) -> Grant:
         holder = self._resources[name].holders[member]
@@ -184,6 +208,8 @@ class PlaceAllocator:
                 granted=report.held, allowed=report.held, number=report.number, raised=report.number
             )
         holder.capacity, holder.demand, holder.seen = max(report.capacity, 0), max(report.demand, 0), report.number
+        if report.number == 0 and report.held > holder.granted:  # it had to decide alone, without a hub
+            holder.granted = report.held
         if report.number >= holder.raised:  # else a grant of more is on its way to the member
             # Never more than before: a report that was overtaken by a later one may name places that were given away since.
             holder.granted = min(holder.granted, max(report.held, holder.allowed))

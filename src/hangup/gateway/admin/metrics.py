@@ -211,6 +211,17 @@ class GatewayCollector(Collector):
             "Traces dropped because the collector did not accept them in time.",
             counts["traces_dropped"],
         )
+        shared = self._view.shared_state
+        yield GaugeMetricFamily(
+            "hangup_shared_state_failing",
+            "1 while the store of shared_state cannot be used.",
+            shared is not None and not shared.up,
+        )
+        yield GaugeMetricFamily(
+            "hangup_gateways",
+            "Gateways that share their state, this one included.",
+            shared.members if shared is not None else 1,
+        )
         yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms raised.", counts["divergence_alarms"])
         yield from self._tasks()
         yield GaugeMetricFamily("hangup_loop_tasks", "Unfinished asyncio tasks.", self._view.loop_tasks())

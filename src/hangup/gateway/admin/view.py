@@ -55,7 +55,16 @@ class JobsView(Protocol):
         """Return counts of active jobs and items, and the counters for the metrics."""
 
 
+class SharedStateView(Protocol):
+    """What operators see of the state that gateways share."""
+
+    up: bool  # the store can be used
+    members: int  # gateways that share it
+
+
 class GatewayView(Protocol):
+    shared_state: SharedStateView | None
+
     @property
     def ledger(self) -> Ledger: ...
 

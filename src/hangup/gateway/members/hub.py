@@ -35,9 +35,9 @@ class Reported:
 class Hub:
     """`tell` sends a message to a member, or drops it if that member is gone."""
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, tell: Tell, silent_s: float = SILENT_S, look_s: float = LOOK_S) -> None:
         self._tell = tell
-        self.members = Members(SILENT_S, LOOK_S)
+        self.members = Members(silent_s, look_s)
         self.stops = StopHub(tell, self.members)
         self._places = PlaceAllocator(DEAD_HOLD_S)
         self._left = LeftCalls()
@@ -61,7 +61,7 @@ class Hub:
         return self._reported.pop(member, Reported())
 
     def look(self, now: float) -> None:
-        """Judge who is silent, and free what dead members held. Call this every `LOOK_S`."""
+        """Judge who is silent, and free what dead members held. Call this every `look_s`."""
         self.members.look(now)
         self.stops.follow_leader()
         self._send(self._places.pass_time(now))
@@ -74,6 +74,14 @@ class Hub:
         if asks:
             more = {resource: self._places.expects_more(resource) for resource in asks}
             self._tell(member, "considered", {"more_may_come": more})
+
+    def learn_places(self, member: str, places: Iterable[PlaceReport]) -> None:
+        """Note what a member holds, and grant nothing yet: this hub is new, and must know everybody first."""
+        self._places.note(member, places)
+
+    def share_places(self) -> None:
+        """Begin to grant: everybody is known."""
+        self._send(self._places.share())
 
     def note_calls(self, member: str, report: CallsReport) -> None:
         self.reported(member).note(report)

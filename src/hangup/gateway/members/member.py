@@ -54,9 +54,22 @@ class Member:
         self._allotments.keep_only(row.resource for row in rows)
         return rows
 
+    def assume(self, share: float) -> None:
+        """Use this share of every resource of which this process holds nothing, because there is no hub to ask."""
+        for row in self.places():
+            if not row.held:
+                allowed = math.ceil(row.capacity * share)
+                if self._allotments.assume(row.resource, allowed):
+                    self._use(row.resource, allowed)
+
     def asks(self) -> list[str]:
         """Return the resources of which calls wait for more, until the hub has said whether more may come."""
         return self._quotas.asked_for()
+
+    def all_calls(self) -> CallsReport:
+        """Say all, because the hub has lost what it knew."""
+        self._sent_calls = {}
+        return self.calls()
 
     def calls(self) -> CallsReport:
         """Say what changed since the last time."""
@@ -89,15 +102,16 @@ class Member:
 
     def take_grants(self, grants: Iterable[tuple[str, int, int]]) -> None:
         """Use what was granted. Report afterwards: others may wait for what is returned."""
-        loads = {load.name: load for load in self._loads()}
         for name, allowed, number in grants:
-            load = loads.get(name)
-            if not self._allotments.take(Grant("", name, allowed, number)):
-                continue
-            if load is not None:
-                self._gateway.placement.allot(load, allowed)
-            else:
-                self._quotas.granted(name, allowed)
+            if self._allotments.take(Grant("", name, allowed, number)):
+                self._use(name, allowed)
+
+    def _use(self, resource: str, allowed: int) -> None:
+        load = next((load for load in self._loads() if load.name == resource), None)
+        if load is not None:
+            self._gateway.placement.allot(load, allowed)
+        else:
+            self._quotas.granted(resource, allowed)
 
     def considered(self, more_may_come: dict[str, bool]) -> None:
         """Take note of the answer to `asks`."""
@@ -110,12 +124,13 @@ class Member:
             if backend is not None:
                 backend.last_output_at = max(backend.last_output_at, moment)
 
-    def stop_calls(self, member: str, calls: Iterable[LeftCall], cause: str) -> None:
-        """Stop the calls that a dead member left in the engines, and watch them as if they had been ours."""
+    def stop_calls(self, member: str, calls: Iterable[LeftCall], kind: str) -> None:
+        """Stop the calls that a dead member left in the engines, and watch them as if they had been ours. `kind`: what the
+        member was, in the log."""
         for call in calls:
-            self._gateway.log.guard(call.id, self._stop_call, member, call, cause)
+            self._gateway.log.guard(call.id, self._stop_call, member, call, kind)
 
-    def _stop_call(self, member: str, call: LeftCall, cause: str) -> None:
+    def _stop_call(self, member: str, call: LeftCall, kind: str) -> None:
         stopping, backend = self._gateway.stopping, self._gateway.backends.by_name.get(call.backend)
         if backend is None:
             return
@@ -127,15 +142,9 @@ class Member:
             choices=call.choices,
             tenant=call.tenant,
             model=call.model,
-            cause=cause,
+            cause=f"{kind}_died",
         )
         stop.abort_sent = stopping.aborts.send(backend, call.key)
         stopping.reaper.add(backend, stop, first_token=True)
-        self._gateway.log.event(
-            "left_call_stopped",
-            id=call.id,
-            tenant=call.tenant,
-            backend=call.backend,
-            worker=member,
-            abort_sent=stop.abort_sent,
-        )
+        whose = {"tenant": call.tenant, "backend": call.backend, kind: member}
+        self._gateway.log.event("left_call_stopped", id=call.id, **whose, abort_sent=stop.abort_sent)

@@ -20,8 +20,6 @@ from hangup.gateway.workers.asgi import ask_app
 from hangup.gateway.workers.channel import Channel, Message, unpacked
 from hangup.tasks import TASKS, Tasks
 
-_LEFT = "worker_died"  # the cause of a call whose worker died
-
 
 class LinkedServer(Protocol):
     """The worker, as far as the supervisor's messages concern it."""
@@ -125,7 +123,7 @@ class SupervisorLink:
             self._server.listen_on(frozenset(message["sockets"]))
         elif kind == "stop_calls":
             for worker, rows in message["calls"].items():
-                self._member.stop_calls(worker, [LeftCall(*row) for row in rows], _LEFT)
+                self._member.stop_calls(worker, [LeftCall(*row) for row in rows], "worker")
             self.channel.send("stopping", term=message["term"], workers=list(message["calls"]))
         elif kind == "configuration":
             self.configuration = unpacked(message["packed"])

@@ -19,6 +19,8 @@ _MOST = frozenset(
         "hangup_job_store_failing",
         'hangup_job_items{state="queued"}',
         "hangup_jobs",
+        "hangup_gateways",
+        "hangup_shared_state_failing",
         "hangup_loop_stall_max_seconds",
         "hangup_orphans",
         "hangup_thread_busy_seconds",

@@ -1,0 +1,235 @@
+"""What the leading gateway does: reads all snapshots, shares places, and takes care of gateways that died.
+
+A new leader knows nobody. It grants nothing before every gateway in the store has confirmed its term (from then on, that one
+obeys no earlier leader, so what it reports is all that it holds) or was found silent; of those it assumes the most that they
+may hold. If the store was empty, it also waits for a second, in which the gateways that are there report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from hangup.core.members import PlaceReport
+from hangup.gateway.hosts import life
+from hangup.gateway.hosts.life import Life
+from hangup.gateway.members.hub import Hub
+from hangup.gateway.members.member import CallsReport
+from hangup.tasks import Tasks
+
+LOOK_S = 0.1
+SILENT_S = 0.5  # then the gateway is asked itself whether it lives
+_OUTPUT_S = 0.5  # how often gateways learn that a backend sends something to others
+EMPTY_WAIT_S = 1.0  # a leader that found the store empty waits this long for the others
+
+Snapshot = dict[str, Any]
+LogEvent = Callable[..., None]
+
+
+class Leading:
+    def __init__(
+        self,
+        term: int,
+        now: float,
+        log_event: LogEvent,
+        silence_max_s: float,
+        *,
+        address: life.Address | None,
+        earlier: str,
+        earlier_orders: Mapping[str, Mapping[str, Any]],
+        reached: Collection[str],
+    ) -> None:
+        """`earlier`: the leader before, whose beat stood still; "": nobody led, so the store may have been emptied. `reached`:
+        members that are known to have answered at their own address."""
+        self.term = term
+        self.beat = 0
+        self.orders: dict[str, dict[str, Any]] = {}  # all that each member must know
+        self.changed: set[str] = set()  # members whose orders are not in the store yet
+        self.dead: set[str] = set()  # members whose calls must be stopped
+        self.gone: set[str] = set()  # members to be removed from the store
+        self.settled = False
+        self._log_event = log_event
+        self._silence_max_s = silence_max_s
+        self._address = address  # of this gateway itself
+        self._earlier = earlier
+        self._earlier_orders = earlier_orders
+        self._settle_from = now + (0.0 if earlier else EMPTY_WAIT_S)
+        self._output_from = now
+        self._hub = Hub(self._tell, SILENT_S, LOOK_S)
+        self._snapshots: dict[str, Snapshot] = {}  # the latest of each member
+        self._confirmed: set[str] = set()  # members that obey no earlier leader
+        self._reached = set(reached)  # members that have answered at their own address
+        self._asking: set[str] = set()
+        self._asked: set[str] = set()
+        self._silent: set[str] = set()
+        self._tasks = Tasks("gateway life")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    # Snapshots
+
+    def read(self, now: float, snapshots: Mapping[str, Snapshot]) -> None:
+        """Take in all snapshots of the store."""
+        for name, snapshot in snapshots.items():
+            if name in self.gone or name in self.dead:
+                continue
+            before = self._snapshots.get(name)
+            if before is not None and before["seq"] == snapshot["seq"]:
+                continue
+            self._snapshots[name] = snapshot
+            self._take_in(name, snapshot, now, is_new=before is None)
+        self._hub.look(now)
+        self._settle(now)
+        self._look_after_silent()
+        if now >= self._output_from:
+            self._output_from = now + _OUTPUT_S
+            self._hub.pass_on_output(self._confirmed)
+
+    def _take_in(self, name: str, snapshot: Snapshot, now: float, *, is_new: bool) -> None:
+        members = self._hub.members
+        if is_new:
+            members.join(name)
+            if snapshot["reached"]:
+                self._reached.add(name)
+        elif name == self._earlier:
+            self._earlier = ""  # it is still there
+        members.note_message(name)
+        if name in self._silent:
+            self._silent.discard(name)
+            self._log_event("gateway_back", gateway=name)
+        if snapshot["left"]:
+            self._forget(name, now, died=False)
+            self._log_event("gateway_left", gateway=name)
+            return
+        if name not in self._asked:
+            self._ask(name)
+        if snapshot["term"] == self.term:
+            if name not in self._confirmed:
+                self._confirmed.add(name)
+                self.changed.add(name)
+                self._order(name)
+                self._log_event("gateway_joined", gateway=name, term=self.term)
+            if self.settled:
+                self._note(name, snapshot, now)
+
+    def _note(self, name: str, snapshot: Snapshot, now: float) -> None:
+        output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
+        self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output))
+        self._hub.note_places(name, _places(snapshot), snapshot["asks"])
+
+    def _settle(self, now: float) -> None:
+        """Begin to share once everybody is known."""
+        if self.settled or now < self._settle_from:
+            return
+        unknown = [name for name in self._snapshots if name not in self._confirmed]
+        if any(not self.is_silent(name) and name not in self.dead for name in unknown):
+            return
+        for name, snapshot in self._snapshots.items():
+            rows = _places(snapshot)
+            if name in unknown:
+                granted = self._earlier_orders.get(name, {}).get("grants", {})
+                rows = [_at_most(row, granted.get(row.resource, (0, 0))) for row in rows]
+            self._hub.learn_places(name, rows)
+        self.settled = True
+        self._hub.share_places()
+        for name in self._confirmed:
+            self._note(name, self._snapshots[name], now)
+
+    # Life
+
+    def _look_after_silent(self) -> None:
+        for name in list(self._snapshots):
+            if self.is_silent(name):
+                if name not in self._silent:
+                    self._silent.add(name)
+                    self._log_event("gateway_silent", gateway=name)
+                self._ask(name)
+
+    def _ask(self, name: str) -> None:
+        """Ask a gateway itself whether it lives."""
+        address = self._snapshots[name]["address"]
+        if name not in self._asking and address:
+            self._asking.add(name)
+            self._tasks.start(self._judge(name, (address[0], address[1])))
+        elif not address:
+            self._judged(name, Life.UNKNOWN)
+
+    async def _judge(self, name: str, address: life.Address) -> None:
+        try:
+            found = await life.ask(address, name)
+        finally:
+            self._asking.discard(name)
+        self._asked.add(name)
+        if name in self._snapshots:
+            self._judged(name, found)
+
+    def _judged(self, name: str, found: Life) -> None:
+        if found is Life.LIVES and name not in self._reached:
+            self._reached.add(name)
+            self._order(name)["reached"] = True
+            self.changed.add(name)
+        if not self.is_silent(name):
+            return
+        is_dead = found is Life.DEAD or (found is Life.REFUSED and name in self._reached)
+        if found is not Life.LIVES and self._hub.members.silent_s(name) >= self._silence_max_s:
+            is_dead = True
+        if is_dead:
+            self.dead.add(name)
+
+    def bury(self, name: str, calls: int) -> None:
+        """Take back what a dead gateway held; its calls are being stopped."""
+        self._log_event("gateway_died", gateway=name, calls=calls)
+        self.dead.discard(name)
+        self._forget(name, time.monotonic(), died=True)
+
+    def _forget(self, name: str, now: float, *, died: bool) -> None:
+        self._hub.leave(name, now, died=died)
+        self.gone.add(name)
+        self._snapshots.pop(name, None)
+        self.orders.pop(name, None)
+        for names in (self._confirmed, self._silent, self._asked, self._reached, self.changed):
+            names.discard(name)
+
+    @property
+    def members(self) -> int:
+        return len(self._snapshots)
+
+    def is_silent(self, name: str) -> bool:
+        return name == self._earlier or self._hub.members.is_silent(name)
+
+    # Orders
+
+    def _order(self, name: str) -> dict[str, Any]:
+        return self.orders.setdefault(name, {"term": self.term, "grants": {}, "leader": self._address, "reached": False})
+
+    def orders_to_write(self) -> dict[str, dict[str, Any]]:
+        """Return the orders that have changed since the last time."""
+        written = {name: self.orders[name] | {"members": self.members} for name in self.changed if name in self.orders}
+        self.changed.clear()
+        return written
+
+    def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
+        """Note what a member must know; it gets the latest of each kind."""
+        order = self.orders.get(name)
+        if order is None:
+            return
+        if kind == "grants":
+            order["grants"] |= {resource: (allowed, number) for resource, allowed, number in fields["grants"]}
+        elif kind == "output":
+            now = time.monotonic()
+            order["output"] = {backend: now - at for backend, at in fields["at"].items()}
+        else:
+            order[kind] = fields | {"seq": self._snapshots[name]["seq"]}
+        self.changed.add(name)
+
+
+def _places(snapshot: Snapshot) -> list[PlaceReport]:
+    return [PlaceReport(*row) for row in snapshot["places"]]
+
+
+def _at_most(row: PlaceReport, granted: tuple[int, int]) -> PlaceReport:
+    """Return what a silent member may hold: it may have obeyed its last order after its last report."""
+    allowed, number = granted
+    return PlaceReport(row.resource, row.capacity, max(row.held, allowed), row.demand, max(row.number, number))

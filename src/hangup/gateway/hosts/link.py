@@ -1,0 +1,240 @@
+"""This gateway's part in the shared state: writes its snapshot many times a second, obeys orders, leads if nobody does.
+
+Without the store, this gateway keeps what it holds, and uses its part of what it holds nothing of: a share that is configured
+for a start without the store, or one of as many as there were gateways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from typing import Any
+
+from hangup.config import Settings
+from hangup.core.clocks import Backoff
+from hangup.core.members import Lead, LeadWatch
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.hosts import life
+from hangup.gateway.hosts.leading import LOOK_S, SILENT_S, Leading
+from hangup.gateway.hosts.life import Life, LifePort
+from hangup.gateway.hosts.store import Exchange, Store, StoreFailed
+from hangup.gateway.members.member import Member
+from hangup.tasks import TASKS, Tasks
+
+_REPORT_S = 0.05  # between two snapshots while nobody waits for a place,
+_HURRY_S = 0.02  # while somebody may,
+_SOON_S = 0.01  # and after a call had to wait for what may be unused elsewhere
+_PAUSE_S = (0.1, 0.5)  # before another attempt to reach the store
+_JOIN_S = 5.0  # a gateway that has no orders by then uses its part
+
+
+class StoreLink:
+    def __init__(self, settings: Settings) -> None:
+        limits = settings.limits
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s)
+        self.up = False  # the last exchange with the store succeeded
+        self.members = 0  # gateways that share the state, by the leader's last order
+        self._alone_share = settings.shared_state_alone_share
+        self._peer_host, self._peer_port = settings.peer_host, settings.peer_port
+        self._silence_max_s = limits.gateway_silence_s
+        self._life = LifePort(self.name)
+        self._address: life.Address | None = None
+        self._watch = LeadWatch(SILENT_S, LOOK_S)
+        self._leading: Leading | None = None
+        self._sequence = 0
+        self._whole = True  # the store does not know this gateway's calls
+        self._reached = False  # the leader has reached this gateway at its address,
+        self._reached_leader: str = ""  # and this one that leader
+        self._asked_leader = ""
+        self._considered = 0
+        self._joined = asyncio.Event()  # has orders of a leader, or knows that there is no store
+        self._wake = asyncio.Event()
+        self._pauses = Backoff(*_PAUSE_S)
+        self._tasks = Tasks("shared state")
+        self.failure = ""  # why the store cannot be used
+        self._keeping: asyncio.Task[None] | None = None
+
+    def start(self, gateway: Gateway) -> None:
+        self._gateway, self._started_at = gateway, time.monotonic()
+        self._member = Member(gateway, self._wake.set)
+        self._keeping = TASKS.keep("shared state", self._run)
+
+    async def joined(self, within_s: float) -> bool:
+        """Wait for so long until this gateway may use places, so that the first calls do not wait; return whether it may."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._joined.wait()
+        if not self._joined.is_set() and time.monotonic() > self._started_at + _JOIN_S:
+            self._member.assume(self._share())
+            self._joined.set()
+        return self._joined.is_set()
+
+    async def close(self) -> None:
+        """Leave: others may use at once what this gateway held."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._member.close()
+        await self._stop_leading()
+        self._life.close()
+        await self._tasks.close()
+        if self.up:
+            with contextlib.suppress(StoreFailed):  # the others will find that this process is gone
+                await self.store.leave(self.name, self._snapshot(left=True), self._watch.term)
+        await self.store.close()
+
+    # The loop
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._exchange()
+            except StoreFailed as failure:
+                self._failed(failure)
+                await asyncio.sleep(self._pauses.failed(time.monotonic()))
+                continue
+            self._worked()
+            await asyncio.sleep(_SOON_S)
+            try:
+                async with asyncio.timeout((_HURRY_S if self._member.in_hurry() else _REPORT_S) - _SOON_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _exchange(self) -> None:
+        if not self.up:
+            await self.store.check()
+            await self._open_life_port()
+        whole = self._whole
+        calls = self._member.all_calls() if whole else self._member.calls()
+        snapshot = self._snapshot() | {"live": calls.live, "output": _ages(calls.output)}
+        self._whole = True  # unless this works
+        found = await self.store.exchange(self.name, snapshot, calls, whole=whole, leads=self._leading is not None)
+        self._whole = not found.has_calls
+        self._obey(found)
+        if self._leading is not None:
+            await self._lead(self._leading, found)
+        if self._watch.look(time.monotonic(), found.lead) and self._leading is None:
+            await self._take_lead(found.lead)
+
+    def _snapshot(self, *, left: bool = False) -> dict[str, Any]:
+        self._sequence += 1
+        return {
+            "seq": self._sequence,
+            "term": self._watch.term,
+            "left": left,
+            "address": self._address,
+            "reached": self._reached,
+            "places": [] if left else [place.row() for place in self._member.places()],
+            "asks": [] if left else self._member.asks(),
+        }
+
+    # The store works, or not
+
+    def _failed(self, failure: StoreFailed) -> None:
+        if self.up or str(failure) != self.failure:
+            self.failure = str(failure)
+            self._gateway.log.event("shared_state_lost", error=str(failure), members=self.members)
+        self.up = False
+        self._member.assume(self._share())
+        self._joined.set()
+
+    def _worked(self) -> None:
+        if not self.up:
+            self.up, self.failure = True, ""
+            self._pauses = Backoff(*_PAUSE_S)
+            self._gateway.log.event("shared_state_found", store=self.store.address, gateway=self.name)
+
+    def _share(self) -> float:
+        """Return the part of what nobody granted that this gateway may use without the store."""
+        return 1.0 / self.members if self.members else self._alone_share
+
+    async def _open_life_port(self) -> None:
+        if self._address is None:
+            host = self._peer_host or await self.store.own_host()
+            try:
+                self._address = await self._life.open(host, self._peer_port)
+            except OSError as error:
+                where = f"{host}:{self._peer_port}"
+                self._gateway.log.event("peer_port_failed", address=where, error=error.strerror or str(error))
+
+    # Orders
+
+    def _obey(self, found: Exchange) -> None:
+        orders, lead = found.orders, found.lead
+        if lead is None or orders.get("term") != lead.term or lead.term < self._watch.term:
+            return
+        self.members, self._reached = orders["members"], self._reached or orders["reached"]
+        grants = [(resource, allowed, number) for resource, (allowed, number) in orders["grants"].items()]
+        self._member.take_grants(grants)
+        if (output := orders.get("output")) is not None:
+            now = time.monotonic()
+            self._member.note_output({backend: now - age_s for backend, age_s in output.items()})
+        if (considered := orders.get("considered")) is not None and considered["seq"] > self._considered:
+            self._considered = considered["seq"]
+            self._member.considered(considered["more_may_come"])
+        if grants:
+            self._joined.set()
+        if lead.member not in (self.name, self._asked_leader) and orders["leader"]:
+            self._asked_leader = lead.member
+            self._tasks.start(self._try_to_reach(lead.member, tuple(orders["leader"])))
+
+    async def _try_to_reach(self, leader: str, address: life.Address) -> None:
+        if await life.ask(address, leader) is Life.LIVES:
+            self._reached_leader = leader
+
+    # The lead
+
+    async def _take_lead(self, seen: Lead | None) -> None:
+        term = self._watch.term + 1
+        orders = await self.store.take_lead(self.name, term, seen)
+        if orders is None:
+            return
+        self._gateway.log.event("shared_state_led", gateway=self.name, term=term)
+        self._leading = Leading(
+            term,
+            time.monotonic(),
+            self._gateway.log.event,
+            self._silence_max_s,
+            address=self._address,
+            earlier=seen.member if seen is not None else "",
+            earlier_orders=orders,
+            reached=[self._reached_leader] if self._reached_leader else [],
+        )
+
+    async def _stop_leading(self) -> None:
+        if self._leading is not None:
+            leading, self._leading = self._leading, None
+            await leading.close()
+
+    async def _lead(self, leading: Leading, found: Exchange) -> None:
+        highest = max(snapshot["term"] for snapshot in found.snapshots.values())
+        if found.lead is None or found.lead.member != self.name or found.lead.term != leading.term or highest > leading.term:
+            self._watch.note_term(highest)
+            await self._stop_leading()
+            return
+        leading.read(time.monotonic(), found.snapshots)
+        if leading.settled:
+            for name in sorted(leading.dead):
+                calls = await self.store.calls_of(name)
+                self._member.stop_calls(name, calls, "gateway")
+                leading.bury(name, len(calls))
+        leading.beat += 1
+        lead = Lead(self.name, leading.term, leading.beat)
+        gone = set(leading.gone)
+        if await self.store.write_orders(lead, leading.orders_to_write(), gone):
+            leading.gone -= gone
+        else:
+            await self._stop_leading()
+
+
+def _ages(output: dict[str, float]) -> dict[str, float]:
+    """Return how long ago each moment was: other hosts have other clocks."""
+    now = time.monotonic()
+    return {backend: round(now - at, 3) for backend, at in output.items()}

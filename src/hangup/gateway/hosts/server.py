@@ -1,0 +1,88 @@
+"""The process of a gateway that shares its state with others: a `Server` with a `StoreLink`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import Callable
+
+from hangup.config import ClientLimits, Settings
+from hangup.config.load import Configuration
+from hangup.errors import ConfigError, HangupError
+from hangup.gateway.admin.guard import Policy
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.hosts.link import StoreLink
+from hangup.gateway.hosts.store import StoreFailed
+from hangup.gateway.server import Listener, Server
+from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.tracing import Tracer
+from hangup.gateway.view import AdminView
+
+_JOIN_LOOK_S = 0.1
+
+
+class SharingServer(Server):
+    def __init__(self, configuration: Configuration, load: Callable[[], Configuration]) -> None:
+        check_for_sharing(configuration.settings)
+        super().__init__(configuration, load)
+        self._link = StoreLink(configuration.settings)
+
+    async def run(self, announce: Callable[[str, str], None]) -> None:
+        if self._configuration.settings.shared_state_required:
+            try:
+                await self._link.store.check()
+            except StoreFailed as failure:
+                raise HangupError(f"shared_state_required: {failure}") from None
+        await super().run(announce)
+
+    def _make_gateway(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None
+    ) -> Gateway:
+        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True)
+
+    async def _with_found_backends(self, settings: Settings) -> Settings:
+        check_for_sharing(settings)
+        return await super()._with_found_backends(settings)
+
+    def _expanded(self, settings: Settings) -> Settings:
+        """Others' calls are in the engines, too, so their counts say nothing about the calls of this gateway."""
+        found = super()._expanded(settings)
+        return dataclasses.replace(found, backend=tuple(dataclasses.replace(backend, shared=True) for backend in found.backend))
+
+    async def _start_listening(self, sock: socket.socket) -> Listener:
+        self._link.start(self.gateway)
+        while not await self._link.joined(_JOIN_LOOK_S):
+            self._stalls.beat()  # this wait is no stall
+        if not self._link.up:
+            self._tell(f"{self._link.failure}; this gateway serves alone until that changes")
+        return await super()._start_listening(sock)
+
+    async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
+        view.shared_state = self._link
+        await super()._serve_admin(view, sock, policy, limits)
+
+    async def _let_clients_read(self) -> None:
+        """All calls have ended: others may use what this gateway held."""
+        await self._link.close()
+        await super()._let_clients_read()
+
+
+def check_for_sharing(settings: Settings) -> None:
+    """Raise if the settings name something that gateways do not share yet."""
+    problems = []
+    if not settings.backend:
+        problems.append("shared_state: the embedded engine lives in the gateway's process\n  hint: --upstream")
+    problems += [
+        f"shared_state: each gateway would spawn {backend.name or backend.url}\n  hint: start the engine yourself"
+        for backend in settings.backend
+        if backend.spawn
+    ]
+    problems += [
+        f"shared_state: tokens_per_minute of tenant {tenant.name} would apply to each gateway, not to all together"
+        "\n  hint: docs/scale.md lists what gateways share"
+        for tenant in settings.tenant
+        if tenant.tokens_per_minute
+    ]
+    if problems:
+        raise ConfigError(problems)

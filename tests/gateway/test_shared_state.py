@@ -1,0 +1,283 @@
+"""The links of several gateways to one store in memory, in virtual time: whatever is late, lost, frozen, cut off or dead.
+
+The promise: never more calls in an engine than it has places, but for one allotment of each gateway that was given up, or that
+an emptied store had forgotten, while it still held it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hangup.config import LimitSettings, Settings
+from hangup.core.members import Allotments, Grant, Lead, LeadWatch, LeftCall, PlaceReport
+from hangup.gateway.hosts import leading as leading_module
+from hangup.gateway.hosts import link as link_module
+from hangup.gateway.hosts.link import StoreLink
+from hangup.gateway.hosts.store import Exchange, StoreFailed
+from hangup.gateway.members.member import CallsReport
+from support.redis_server import require_redis
+
+CAPACITY = 8
+SILENCE_S = 5.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_redis() -> None:
+    require_redis()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class MemoryStore:
+    """What the server does, as a dictionary."""
+
+    address = "memory"
+
+    def __init__(self) -> None:
+        self.empty()
+
+    def empty(self) -> None:
+        self.snapshots: dict[str, Any] = {}
+        self.orders: dict[str, Any] = {}
+        self.lead: Lead | None = None
+
+
+class Wire:
+    """One gateway's way to the store: it may be cut."""
+
+    address = "memory"
+
+    def __init__(self, memory: MemoryStore) -> None:
+        self._memory, self.is_cut = memory, False
+
+    def _check(self) -> None:
+        if self.is_cut:
+            raise StoreFailed("cut")
+
+    async def check(self) -> None:
+        self._check()
+
+    async def own_host(self) -> str:
+        return ""
+
+    async def exchange(self, me: str, snapshot: Any, calls: CallsReport, *, whole: bool, leads: bool) -> Exchange:
+        self._check()
+        memory = self._memory
+        memory.snapshots[me] = snapshot
+        return Exchange(memory.lead, memory.orders.get(me, {}), True, dict(memory.snapshots) if leads else {})
+
+    async def take_lead(self, me: str, term: int, seen: Lead | None) -> dict[str, Any] | None:
+        self._check()
+        if self._memory.lead != seen:
+            return None
+        self._memory.lead = Lead(me, term, 0)
+        orders, self._memory.orders = self._memory.orders, {}
+        return orders
+
+    async def write_orders(self, lead: Lead, orders: dict[str, Any], removed: Iterable[str]) -> bool:
+        self._check()
+        memory = self._memory
+        if memory.lead is None or (memory.lead.member, memory.lead.term) != (lead.member, lead.term):
+            return False
+        memory.lead = lead
+        for name in removed:
+            memory.snapshots.pop(name, None)
+            memory.orders.pop(name, None)
+        memory.orders |= {name: order | {"grants": dict(order["grants"])} for name, order in orders.items()}
+        return True
+
+    async def calls_of(self, member: str) -> list[LeftCall]:
+        self._check()
+        return []
+
+
+class SimMember:
+    """A gateway's calls to one engine, within what it was granted."""
+
+    def __init__(self) -> None:
+        self._allotments = Allotments()
+        self.used = self.wanted = 0
+
+    @property
+    def allowed(self) -> int:
+        return self._allotments.allowed("engine")
+
+    def places(self) -> list[PlaceReport]:
+        return [self._allotments.report("engine", CAPACITY, self.used, self.wanted)]
+
+    def assume(self, share: float) -> None:
+        if not self.used:
+            self._allotments.assume("engine", math.ceil(CAPACITY * share))
+
+    def asks(self) -> list[str]:
+        return []
+
+    def calls(self) -> CallsReport:
+        return CallsReport([], [], self.used, {})
+
+    all_calls = calls
+
+    def take_grants(self, grants: list[tuple[str, int, int]]) -> None:
+        for resource, allowed, number in grants:
+            self._allotments.take(Grant("", resource, allowed, number))
+
+    def stop_calls(self, *_: object) -> None: ...
+
+    def note_output(self, *_: object) -> None: ...
+
+    def act(self, choice: random.Random) -> None:
+        """Start and end calls, as many as are wanted and allowed."""
+        if self.used and choice.random() < 0.3:
+            self.used -= 1
+        while self.used < min(self.wanted, self.allowed):
+            self.used += 1
+        assert self.used >= 0
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, seed: int) -> None:
+        self.clock = Clock()
+        for module in (link_module, leading_module):
+            monkeypatch.setattr(module, "time", self.clock)
+        self.random = random.Random(seed)
+        self.memory = MemoryStore()
+        self.links: list[Any] = []
+        self.frozen: dict[int, float] = {}  # links that do nothing, until when
+        for _ in range(count):
+            self.add()
+
+    def add(self) -> None:
+        link: Any = StoreLink(Settings(shared_state="redis://unused", limits=LimitSettings(gateway_silence_s=SILENCE_S)))
+        link.store, link._member = Wire(self.memory), SimMember()
+        link._gateway = SimpleNamespace(log=SimpleNamespace(event=lambda *_, **__: None))
+        link._open_life_port = self._nothing  # nobody can be asked whether it lives: only the time decides
+        self.links.append(link)
+
+    async def _nothing(self) -> None: ...
+
+    async def turn(self, link: Any) -> None:
+        try:
+            await link._exchange()
+            link.up = True
+        except StoreFailed:
+            link.up = False
+            link._member.assume(1 / link.members if link.members else 0.5)
+        link._member.act(self.random)
+
+    async def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.clock.now += 0.05
+            for number, link in enumerate(self.random.sample(self.links, len(self.links))):
+                if self.frozen.get(number, 0.0) <= self.clock.now:
+                    await self.turn(link)
+            yield_to = [link for link in self.links if link._leading is not None]
+            assert len({link._leading.term for link in yield_to}) == len(yield_to), "two leaders of one term"
+            self.check()
+
+    most_over = 0
+
+    def check(self) -> None:
+        over = sum(link._member.used for link in self.links) - CAPACITY
+        self.most_over = max(self.most_over, over)
+
+
+def run(work: Any) -> None:
+    asyncio.run(work)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(2, 5))
+def test_no_place_is_used_twice_whoever_leads(seed: int, count: int) -> None:
+    """Freeze and cut off gateways, leaders among them, for less than the time after which they are given up."""
+
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, count, seed)
+        for _ in range(12):
+            for link in world.links:
+                link._member.wanted = world.random.choice([0, 1, 4, 20])
+                link.store.is_cut = world.random.random() < 0.2 and link._member.allowed > 0
+            if world.random.random() < 0.5:
+                world.frozen[world.random.randrange(count)] = world.clock.now + world.random.uniform(0, SILENCE_S - 2)
+            await world.rounds(world.random.randrange(1, 40))
+        assert world.most_over <= 0
+        for link in world.links:  # and no place is lost
+            link.store.is_cut, link._member.wanted = False, 20
+        world.frozen.clear()
+        await world.rounds(100)
+        assert world.most_over <= 0
+        assert sum(link._member.allowed for link in world.links) == CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), count=st.integers(2, 5))
+def test_an_emptied_store_changes_nothing_and_the_dead_are_replaced(seed: int, count: int) -> None:
+    """Empty the store again and again, kill gateways, let new ones join."""
+
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, count, seed)
+        for link in world.links:
+            link._member.wanted = 20
+        await world.rounds(60)
+        for _ in range(4):
+            world.memory.empty()
+            await world.rounds(world.random.randrange(1, 60))
+            assert world.most_over <= 0
+        dead = world.links.pop(world.random.randrange(count))
+        assert dead._member.used >= 0
+        world.add()
+        world.links[-1]._member.wanted = 20
+        await world.rounds(round((SILENCE_S + 4) / 0.05))
+        assert world.most_over <= 0
+        assert sum(link._member.allowed for link in world.links) == CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_one_that_was_given_up_and_comes_back_exceeds_the_places_by_its_allotment_at_most() -> None:
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 2, 1)
+        for link in world.links:
+            link._member.wanted = 20
+        await world.rounds(60)
+        held = world.links[1]._member.allowed
+        world.links[1].store.is_cut = True
+        await world.rounds(round((SILENCE_S + 4) / 0.05))
+        assert world.links[0]._member.used == CAPACITY
+        world.links[1].store.is_cut = False
+        await world.rounds(200)
+        assert world.most_over <= held
+        assert sum(link._member.used for link in world.links) <= CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_the_lead_is_taken_when_its_beat_stands_still_and_not_because_this_process_did() -> None:
+    watch = LeadWatch(0.5, 0.1)
+    assert watch.look(0.0, None), "nobody leads"
+    assert not watch.look(0.1, Lead("a", 3, 1)) and watch.term == 3
+    assert not watch.look(100.0, Lead("a", 3, 1)), "this process was stopped, and the leader with it, perhaps"
+    looks = [watch.look(100.0 + 0.1 * n, Lead("a", 3, 1)) for n in range(1, 6)]
+    assert looks == [False] * 3 + [True] * 2
+    assert not watch.look(101.0, Lead("a", 3, 2))
+    watch.note_term(7)
+    assert watch.look(101.1, Lead("a", 3, 3)), "others have seen a later leader, which the store has lost"

@@ -1,0 +1,155 @@
+"""Redis or Valkey servers of the tests' own, and a wire to them that can be cut or slowed down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_START_S = 60
+
+
+def _program() -> str | None:
+    return shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+def require_redis() -> None:
+    """Skip the test where the client or a server is missing; `.ci/run` requires them."""
+    if os.environ.get("REDIS_TESTS") != "required":
+        pytest.importorskip("redis")
+        if _program() is None:
+            pytest.skip("needs redis-server (apt-get install redis-server)")
+
+
+class RedisServer:
+    """A server without persistence on a free port: when it starts again, it is empty."""
+
+    def __init__(self, *options: str, program: str = "") -> None:
+        found = program or _program()
+        assert found is not None, "redis-server is not installed"
+        self._program, self._options = found, options
+        self._folder = Path(tempfile.mkdtemp(prefix="hangup-redis-"))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        assert self._process is None
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), *self._options]
+        self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            time.sleep(0.02)
+        raise AssertionError("the server did not start")
+
+    def stop(self) -> None:
+        """Kill it; what it had is lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Wire:
+    """A TCP proxy to the server that can be cut, and that can hold back every answer for a while."""
+
+    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+        self._target, self.delay_s, self._is_cut = port, delay_s, False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._is_cut:
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target), 5)
+            except OSError:
+                client.close()
+                continue
+            self._open += [client, server]
+            self._start(self._pass, client, server, False)
+            self._start(self._pass, server, client, True)
+
+    def _pass(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if is_answer and self.delay_s:
+                    time.sleep(self.delay_s)
+                target.sendall(data)
+        for side in (source, target):
+            _shut(side)
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for side in self._open:
+            _shut(side)
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        _shut(self._listener)
+        for thread in self._threads:
+            thread.join()
+        for side in (self._listener, *self._open):
+            side.close()
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
