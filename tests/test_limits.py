@@ -23,6 +23,7 @@ WHOLE = {"LimitSettings", "Settings"}
 PACKAGES_WITH_ALL = ("config/", "cli/", "sim/")
 MODULES_WITH_ALL = {
     "gateway/gateway.py",
+    "gateway/hosts/server.py",
     "gateway/ports.py",
     "gateway/request_policy.py",
     "gateway/server.py",

@@ -250,7 +250,7 @@ def test_a_gateway_cut_off_from_the_store_keeps_what_it_holds() -> None:
 def test_a_slow_or_frozen_store_costs_no_call() -> None:
     with engine_and_store() as (engine, store), contextlib.ExitStack() as stack:
         wires = [stack.enter_context(Wire(store.port, delay_s=0.3)) for _ in range(2)]
-        gateways = [stack.enter_context(gateway_at(engine, wire.url)) for wire in wires]
+        gateways = [stack.enter_context(gateway_at(engine, wire.url, shared_state_timeout_s=1)) for wire in wires]
         with Load(gateways, threads=4) as load:
             load.wait_for_more()
             store.freeze()
@@ -361,7 +361,7 @@ def old_server() -> Iterator[int]:
 
         def answer(client: socket.socket) -> None:
             info = b"redis_version:5.0.14\r\n"
-            with contextlib.suppress(OSError):
+            with client, contextlib.suppress(OSError):
                 while data := client.recv(65536):
                     for command in data.upper().split(b"*")[1:]:
                         known = b"INFO" in command

@@ -22,7 +22,7 @@ from hangup.core.members import Allotments, Grant, Lead, LeadWatch, LeftCall, Pl
 from hangup.gateway.hosts import leading as leading_module
 from hangup.gateway.hosts import link as link_module
 from hangup.gateway.hosts.link import StoreLink
-from hangup.gateway.hosts.store import Exchange, StoreFailed
+from hangup.gateway.hosts.store import Exchange, SharedStateFailed
 from hangup.gateway.members.member import CallsReport
 from support.redis_server import require_redis
 
@@ -67,7 +67,7 @@ class Wire:
 
     def _check(self) -> None:
         if self.is_cut:
-            raise StoreFailed("cut")
+            raise SharedStateFailed("cut")
 
     async def check(self) -> None:
         self._check()
@@ -130,7 +130,7 @@ class SimMember:
     def calls(self) -> CallsReport:
         return CallsReport([], [], self.used, {})
 
-    all_calls = calls
+    report_all_calls = calls
 
     def take_grants(self, grants: list[tuple[str, int, int]]) -> None:
         for resource, allowed, number in grants:
@@ -162,7 +162,7 @@ class World:
             self.add()
 
     def add(self) -> None:
-        link: Any = StoreLink(Settings(shared_state="redis://unused", limits=LimitSettings(gateway_silence_s=SILENCE_S)))
+        link: Any = StoreLink(Settings(shared_state="redis://unused"), LimitSettings(gateway_silence_s=SILENCE_S))
         link.store, link._member = Wire(self.memory), SimMember()
         link._gateway = SimpleNamespace(log=SimpleNamespace(event=lambda *_, **__: None))
         link._open_life_port = self._nothing  # nobody can be asked whether it lives: only the time decides
@@ -174,7 +174,7 @@ class World:
         try:
             await link._exchange()
             link.up = True
-        except StoreFailed:
+        except SharedStateFailed:
             link.up = False
             link._member.assume(1 / link.members if link.members else 0.5)
         link._member.act(self.random)

@@ -71,7 +71,7 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     if config.settings.shared_state:
         from hangup.gateway.hosts.server import SharingServer  # noqa: PLC0415 (its client is an extra)
 
-        await SharingServer(config, load).run(_announce(", ".join(backend.url for backend in config.settings.backend)))
+        await SharingServer(config, load).run(_announce(config, _engines(config)))
         return
     if config.settings.backend:
         server = Server(config, load)

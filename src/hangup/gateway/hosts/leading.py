@@ -37,7 +37,7 @@ class Leading:
         *,
         address: life.Address | None,
         earlier: str,
-        earlier_orders: Mapping[str, Mapping[str, Any]],
+        earlier_orders: dict[str, dict[str, Any]],
         reached: Collection[str],
     ) -> None:
         """`earlier`: the leader before, whose beat stood still; "": nobody led, so the store may have been emptied. `reached`:

@@ -12,16 +12,16 @@ import os
 import secrets
 import socket
 import time
-from typing import Any
+from typing import Any, Protocol
 
-from hangup.config import Settings
+from hangup.config.limits import ProcessLimits
 from hangup.core.clocks import Backoff
 from hangup.core.members import Lead, LeadWatch
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.leading import LOOK_S, SILENT_S, Leading
 from hangup.gateway.hosts.life import Life, LifePort
-from hangup.gateway.hosts.store import Exchange, Store, StoreFailed
+from hangup.gateway.hosts.store import Exchange, SharedStateFailed, Store
 from hangup.gateway.members.member import Member
 from hangup.tasks import TASKS, Tasks
 
@@ -32,9 +32,25 @@ _PAUSE_S = (0.1, 0.5)  # before another attempt to reach the store
 _JOIN_S = 5.0  # a gateway that has no orders by then uses its part
 
 
+class SharingSettings(Protocol):
+    @property
+    def shared_state(self) -> str: ...
+
+    @property
+    def shared_state_name(self) -> str: ...
+
+    @property
+    def shared_state_alone_share(self) -> float: ...
+
+    @property
+    def peer_host(self) -> str: ...
+
+    @property
+    def peer_port(self) -> int: ...
+
+
 class StoreLink:
-    def __init__(self, settings: Settings) -> None:
-        limits = settings.limits
+    def __init__(self, settings: SharingSettings, limits: ProcessLimits) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s)
         self.up = False  # the last exchange with the store succeeded
@@ -84,7 +100,7 @@ class StoreLink:
         self._life.close()
         await self._tasks.close()
         if self.up:
-            with contextlib.suppress(StoreFailed):  # the others will find that this process is gone
+            with contextlib.suppress(SharedStateFailed):  # the others will find that this process is gone
                 await self.store.leave(self.name, self._snapshot(left=True), self._watch.term)
         await self.store.close()
 
@@ -94,7 +110,7 @@ class StoreLink:
         while True:
             try:
                 await self._exchange()
-            except StoreFailed as failure:
+            except SharedStateFailed as failure:
                 self._failed(failure)
                 await asyncio.sleep(self._pauses.failed(time.monotonic()))
                 continue
@@ -112,7 +128,7 @@ class StoreLink:
             await self.store.check()
             await self._open_life_port()
         whole = self._whole
-        calls = self._member.all_calls() if whole else self._member.calls()
+        calls = self._member.report_all_calls() if whole else self._member.calls()
         snapshot = self._snapshot() | {"live": calls.live, "output": _ages(calls.output)}
         self._whole = True  # unless this works
         found = await self.store.exchange(self.name, snapshot, calls, whole=whole, leads=self._leading is not None)
@@ -137,7 +153,7 @@ class StoreLink:
 
     # The store works, or not
 
-    def _failed(self, failure: StoreFailed) -> None:
+    def _failed(self, failure: SharedStateFailed) -> None:
         if self.up or str(failure) != self.failure:
             self.failure = str(failure)
             self._gateway.log.event("shared_state_lost", error=str(failure), members=self.members)

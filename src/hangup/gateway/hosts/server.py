@@ -13,7 +13,7 @@ from hangup.errors import ConfigError, HangupError
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts.link import StoreLink
-from hangup.gateway.hosts.store import StoreFailed
+from hangup.gateway.hosts.store import SharedStateFailed
 from hangup.gateway.server import Listener, Server
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
@@ -26,13 +26,13 @@ class SharingServer(Server):
     def __init__(self, configuration: Configuration, load: Callable[[], Configuration]) -> None:
         check_for_sharing(configuration.settings)
         super().__init__(configuration, load)
-        self._link = StoreLink(configuration.settings)
+        self._link = StoreLink(configuration.settings, configuration.settings.limits)
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
         if self._configuration.settings.shared_state_required:
             try:
                 await self._link.store.check()
-            except StoreFailed as failure:
+            except SharedStateFailed as failure:
                 raise HangupError(f"shared_state_required: {failure}") from None
         await super().run(announce)
 

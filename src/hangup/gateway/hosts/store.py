@@ -55,7 +55,7 @@ return 1
 _GIVE_UP = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
-class StoreFailed(HangupError):
+class SharedStateFailed(HangupError):
     """The store cannot be used now."""
 
 
@@ -79,13 +79,13 @@ class Store:
         self._calls = prefix + "calls:"
 
     async def check(self) -> None:
-        """Raise `StoreFailed` if the server cannot be used."""
+        """Raise `SharedStateFailed` if the server cannot be used."""
         info = await self._done(self._client.info("server"))
         if "redis_version" not in info:  # a Cluster answers by node
             info = next(iter(info.values()))
         version = str(info["redis_version"])
         if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
-            raise StoreFailed(f"cannot use {self.address}: hangup needs Redis 6.0 or newer, or Valkey; this is {version}")
+            raise SharedStateFailed(f"cannot use {self.address}: hangup needs Redis 6.0 or newer, or Valkey; this is {version}")
 
     async def own_host(self) -> str:
         """Return the address of this host that reaches the server; no packet is sent for it."""
@@ -101,7 +101,7 @@ class Store:
                 own: str = probe.getsockname()[0]
                 return own
         except OSError as error:
-            raise StoreFailed(f"cannot use {self.address}: {error.strerror or error}") from None
+            raise SharedStateFailed(f"cannot use {self.address}: {error.strerror or error}") from None
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -171,13 +171,13 @@ class Store:
         return [LeftCall(*orjson.loads(row)) for id, row in found.items() if id.decode() != _MARK]
 
     async def _done(self, work: object) -> Any:
-        """Wait for the server; every way in which it fails becomes a `StoreFailed`."""
+        """Wait for the server; every way in which it fails becomes a `SharedStateFailed`."""
         from redis.exceptions import RedisError  # noqa: PLC0415 (an extra)
 
         try:
             return await cast("Awaitable[object]", work)
         except (RedisError, OSError, TimeoutError) as error:
-            raise StoreFailed(f"cannot use {self.address}: {_reason(error)}") from None
+            raise SharedStateFailed(f"cannot use {self.address}: {_reason(error)}") from None
 
 
 def _owner(member: str, term: int) -> str:
@@ -215,6 +215,7 @@ def _client(url: str, timeout_s: float) -> Redis:
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,  # servers that are too old do not know the other one, and could not say so
     }
     try:
         if "+cluster://" in url:

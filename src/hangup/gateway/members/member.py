@@ -66,7 +66,7 @@ class Member:
         """Return the resources of which calls wait for more, until the hub has said whether more may come."""
         return self._quotas.asked_for()
 
-    def all_calls(self) -> CallsReport:
+    def report_all_calls(self) -> CallsReport:
         """Say all, because the hub has lost what it knew."""
         self._sent_calls = {}
         return self.calls()
