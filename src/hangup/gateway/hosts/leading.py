@@ -220,8 +220,10 @@ class Leading:
         elif kind == "output":
             now = time.monotonic()
             order["output"] = {backend: now - at for backend, at in fields["at"].items()}
+        elif kind == "considered":
+            order["considered"] = fields | {"seq": self._snapshots[name]["seq"]}
         else:
-            order[kind] = fields | {"seq": self._snapshots[name]["seq"]}
+            return  # gateways on several hosts do not verify stops together
         self.changed.add(name)
 
 
