@@ -60,6 +60,27 @@ def wait_for(gateway: Gateway, expected: dict[str, str]) -> None:
     wait_until(lambda: states(gateway) == expected, what=f"{expected}, which are {states(gateway)}")
 
 
+def test_several_workers_follow_a_name(dns_server: DnsServer, engines: list[StandIn]) -> None:
+    """Each worker asks DNS itself; what operators see is of the whole, and stops are verified."""
+    first, second = engines
+    port = first.port
+    dns_server.serve(NAME, "127.0.0.2")
+    with gateway_for(dns_server, engines, workers=2) as gateway:
+        wait_for(gateway, {f"127.0.0.2:{port}": "up"})
+        wait_until(lambda: ask(gateway).is_success and calls_of(first), what="calls on the first")
+        dns_server.serve(NAME, "127.0.0.3")
+        wait_for(gateway, {f"127.0.0.3:{port}": "up"})
+        assert all(ask(gateway).is_success for _ in range(8)) and calls_of(second) >= 8
+        second.behave(token_s=0.02, answer_tokens=30_000)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        for _ in range(6):
+            with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=PATIENCE_S) as stream:
+                next(stream.iter_bytes())
+        verified = f'hangup_releases_total{{backend="127.0.0.3:{port}",result="verified"}}'
+        wait_until(lambda: gateway.metrics().get(verified) == 6, what="the proof of every stop")
+        assert second.stats()["running"] == 0 and not events(gateway, "zombie_found")
+
+
 def test_those_that_leave_are_drained_and_new_ones_get_a_canary_first(dns_server: DnsServer, engines: list[StandIn]) -> None:
     first, second = engines
     port = first.port

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from starlette.testclient import TestClient
 
 from hangup.config import BackendSettings, Settings
 from hangup.config.load import Configuration
+from hangup.errors import HangupError
+from hangup.gateway.admin.guard import Policy
+from hangup.gateway.workers import supervisor as supervisor_module
+from hangup.gateway.workers.admin import make_whole_app
+from hangup.gateway.workers.asgi import HOST
 from hangup.gateway.workers.supervisor import Supervisor
-from support.waiting import soon
+from support.linux import proc
+from support.processes import Process, StandIn
+from support.waiting import soon, wait_until
 
 
 class Started:
@@ -80,3 +92,58 @@ def test_a_worker_that_dies_while_it_is_rolled_has_one_successor(again: bool) ->
         assert len(others) == again and all(worker.leaving and worker.sent == ["listen", "drain"] for worker in others)
 
     asyncio.run(run())
+
+
+def test_a_first_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_START_S", 0.05)
+
+    async def run() -> None:
+        started = Started()
+        with pytest.raises(HangupError, match=r"worker 0 was not ready within 0\.05 s"):
+            await started.supervisor._start_all()
+
+    asyncio.run(run())
+
+
+def test_a_new_worker_drains_backends_of_any_name() -> None:
+    async def run() -> None:
+        started, asked = Started(), list[str]()
+        worker = started.new(0)
+
+        async def ask(method: str, target: str, within_s: float) -> None:
+            asked.append(target)
+
+        worker.ask, worker.process = ask, SimpleNamespace(pid=1)
+        started.supervisor.drained_backends = {"10.0.0.1:80/a b?c#d%41"}
+        await started.supervisor._became_ready(worker)
+        (target,) = asked
+        assert unquote(target) == "/api/backends/10.0.0.1:80/a b?c#d%41/drain"
+        assert not set(target) & set("?# ") and "%2541" in target
+
+    asyncio.run(run())
+
+
+def test_an_error_of_the_admin_port_is_logged_and_answered() -> None:
+    faults: list[Exception] = []
+
+    def fail() -> list[Any]:
+        raise KeyError("x")
+
+    whole: Any = SimpleNamespace(answering_workers=fail, fault=faults.append)
+    client = TestClient(make_whole_app(whole, Policy.of("", "", HOST)), f"http://{HOST}", raise_server_exceptions=False)
+    answer = client.get("/api/calls")
+    assert answer.status_code == 500 and "see the gateway log" in answer.json()["error"]
+    assert [type(fault) for fault in faults] == [KeyError]
+
+
+def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    """One worker is stopped before it is ready, so the start would take for ever."""
+    flags = ("--port", "0", "--admin-port", "0", "--workers", "2", "--jobs", "none")
+    with StandIn() as engine, Process("serve", *flags, "--upstream", engine.url, env={"TMPDIR": str(tmp_path)}) as process:
+        children = proc(process.popen.pid, f"task/{process.popen.pid}/children")
+        (first, *_) = wait_until(lambda: [int(pid) for pid in children.read_text().split()], what="a worker")
+        os.kill(first, signal.SIGSTOP)
+        wait_until(lambda: any(tmp_path.glob("hangup-*")), what="its folder")
+        process.signal(signal.SIGTERM)
+        process.wait()
+        assert list(tmp_path.iterdir()) == [] and not proc(first).exists()

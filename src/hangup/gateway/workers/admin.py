@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hangup.gateway.admin.calls import PAGE_MAX, BadQuery, Page
@@ -55,6 +55,9 @@ class Whole(Protocol):
     def leading_worker(self) -> WorkerProcess | None: ...
 
     def silent_slots(self) -> list[int]: ...
+
+    def fault(self, error: Exception) -> None:
+        """Log an error of ours."""
 
 
 class WholeAdmin:
@@ -248,6 +251,11 @@ async def _healthz(request: Request) -> Response:
 def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
     """Return the admin port's application: the same paths as those of a gateway in one process."""
     admin = WholeAdmin(whole)
+
+    async def fault(request: Request, error: Exception) -> Response:
+        whole.fault(error)
+        return JSONResponse({"error": "internal gateway error; see the gateway log"}, 500)
+
     jobs = partial(Route, endpoint=admin.any_worker)
     return Starlette(
         routes=[
@@ -271,4 +279,5 @@ def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
             *page_routes(),
         ],
         middleware=[Middleware(Guard, policy)],
+        exception_handlers={Exception: fault},
     )

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hangup.config.load import Configuration
 from hangup.core.clocks import Backoff
@@ -57,6 +58,7 @@ class Supervisor:
         self._generations = 0
         self._pauses = [Backoff(*_RESTART_S) for _ in range(count)]
         self._changed = asyncio.Event()  # set and cleared at once: a worker became ready, or ended
+        self._started = asyncio.Event()  # all workers have been ready
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._tasks = Tasks("worker")
@@ -72,13 +74,15 @@ class Supervisor:
         self._port: int = self._sockets[0].getsockname()[1]
         self._log = open_log(settings, shared=True)
         TASKS.on_failure = self._log.task_failed
+        self._catch_signals()
         with tempfile.TemporaryDirectory(prefix="hangup-") as folder:
             self._folder = Path(folder)
             await asyncio.to_thread(create_ledger, ledger_path(settings, self._folder), settings.limits.wal_bytes_max)
             admin = AdminServer(make_whole_app(self, policy), admin_sock, settings.limits)
             try:
-                await self._start_all()
-                self._catch_signals()
+                if not await self._start_all():
+                    return
+                self._started.set()
                 self._tasks.keep("supervisor", self._look_for_ever)
                 admin_task = TASKS.start("admin", admin.run_until_stopped())
                 announce(
@@ -116,18 +120,29 @@ class Supervisor:
         """Return the worker that judges the engines for all."""
         return self._all.get(self._members.leader or "")
 
+    def fault(self, error: Exception) -> None:
+        self._log.fault(error)
+
     def silent_slots(self) -> list[int]:
         """Return the slots without a worker that takes new calls."""
         serving = {worker.slot for worker in self.serving_workers()}
         return [slot for slot in range(self.count) if slot not in serving]
 
-    async def _start_all(self) -> None:
+    async def _start_all(self) -> bool:
+        """Start all workers; return False if a signal came before they were ready."""
         workers = await asyncio.gather(*map(self._start, range(self.count)))
-        while not all(worker.ready for worker in workers):
-            for worker in workers:
-                if worker.name not in self._all:
-                    raise HangupError(worker.failure or f"worker {worker.slot} exited with code {worker.process.returncode}")
-            await self._changed.wait()
+        try:
+            async with asyncio.timeout(_START_S):
+                while not self._stop.is_set() and not all(worker.ready for worker in workers):
+                    for worker in workers:
+                        if worker.name not in self._all:
+                            why = worker.failure or f"worker {worker.slot} exited with code {worker.process.returncode}"
+                            raise HangupError(why)
+                    await self._changed.wait()
+        except TimeoutError:
+            late = next(worker for worker in workers if not worker.ready)
+            raise HangupError(f"worker {late.slot} was not ready within {_START_S:g} s") from None
+        return not self._stop.is_set()
 
     async def _start(self, slot: int, *, replaces: bool = True) -> WorkerProcess:
         """Start a worker; `replaces`: it has the slot from now on."""
@@ -186,7 +201,7 @@ class Supervisor:
 
     async def _became_ready(self, worker: WorkerProcess) -> None:
         for backend in sorted(self.drained_backends):
-            await worker.ask("PUT", f"/api/backends/{backend}/drain", _END_S)
+            await worker.ask("PUT", f"/api/backends/{quote(backend, safe='')}/drain", _END_S)
         if worker.name in self._all:
             worker.ready = True
             self._hub.join(worker.name)
@@ -277,6 +292,8 @@ class Supervisor:
     def stop(self) -> None:
         """Drain all workers; when called again, cut it short."""
         (self._force if self._stop.is_set() else self._stop).set()
+        self._changed.set()
+        self._changed.clear()
 
     def reload(self) -> None:
         self._tasks.start(self._reload())
@@ -305,6 +322,7 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Send a new configuration to all workers, or keep the old one and say why."""
+        await self._started.wait()
         async with self._rolling:
             try:
                 new = await asyncio.to_thread(self._load)
@@ -323,6 +341,7 @@ class Supervisor:
 
     async def _roll(self) -> None:
         """Replace the workers one after another. A new one is ready before its predecessor drains, so no call is refused."""
+        await self._started.wait()
         async with self._rolling:
             self._log.event("workers_rolling", workers=self.count)
             for slot in range(self.count):
