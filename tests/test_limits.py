@@ -146,6 +146,8 @@ RUNS_INTO = {
     "ledger_bytes_max": "store/test_ledger.py::test_a_ledger_that_is_too_large_loses_its_oldest_minutes",
     "traced_calls_max": "gateway/test_bounds.py::TestWhatIsRemembered::test_calls_that_wait_to_be_traced",
     "trace_release_s": "admin/test_otlp.py::test_a_zombie_is_told_of_when_no_more_is_waited_for",
+    "trace_share": "core/test_spans.py::test_of_ordinary_calls_a_share_is_kept_and_of_strange_ones_all",
+    "trace_slow_s": "core/test_spans.py::test_of_ordinary_calls_a_share_is_kept_and_of_strange_ones_all",
     "trace_send_s": "gateway/test_limits_alone.py::test_trace_send_s",
     "counters_interval_s": "gateway/test_bounds.py::TestWhatIsRemembered::test_the_dashboards_history",
     "metric_label_sets_max": "core/test_accounts.py::TestLabels::test_half_of_them_may_name_models",

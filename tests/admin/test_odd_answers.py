@@ -189,7 +189,7 @@ def test_a_collector_that_answers_with_anything() -> None:
     tracer = Tracer(Exporter(), calls_max=10, release_s=0.0, close_s=5.0)  # type: ignore[arg-type]
     for n in range(2):
         call = Call(f"id{n}", 0.0)
-        tracer.begin(call, None)
+        tracer.begin(call, None, "POST", "/")
         call.end(reasons.COMPLETED, 1.0)
         tracer.end(call)
         wait_until(lambda n=n: tracer.dropped == n + 1, what="the thread to try")  # type: ignore[misc]

@@ -19,7 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from admin.test_api import streaming
 from admin.test_kill import recognised
+from hangup import __version__
 from hangup.errors import HangupError
+from hangup.gateway.otel_environment import TraceTarget, trace_headers, trace_target
 from hangup.gateway.otlp import Exporter
 from hangup.gateway.tracing import TRACEPARENT
 from support.processes import Gateway, Process, StandIn, gateway_and_engine
@@ -35,6 +37,7 @@ PROTOCOLS = pytest.mark.parametrize("protocol", ["http/json", "http/protobuf"])
 class Collector:
     url: str
     spans: list[Any] = field(default_factory=list)
+    resource: dict[str, Any] = field(default_factory=dict)
     headers: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -49,8 +52,7 @@ def collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             request = _decoded(self.headers["content-type"], body)
             for resource in request.resource_spans:
-                (service,) = resource.resource.attributes
-                assert (service.key, service.value.string_value) == ("service.name", "hangup")
+                got.resource = attributes(resource.resource)
                 got.spans.extend(span for scope in resource.scope_spans for span in scope.spans)
             self.send_response(200)
             self.end_headers()
@@ -80,24 +82,29 @@ def _decoded(kind: str, body: bytes) -> Any:
     return ParseDict(value, request)  # refuses what is not in the schema
 
 
-def attributes(span: Any) -> dict[str, str | int]:
-    return {
-        row.key: row.value.int_value if row.value.HasField("int_value") else row.value.string_value for row in span.attributes
-    }
+def attributes(span: Any) -> dict[str, Any]:
+    return {row.key: _plain(row.value) for row in span.attributes}
+
+
+def _plain(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return [_plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 @PROTOCOLS
 def test_a_call_is_a_span_with_its_parts_in_the_clients_trace(engine: StandIn, protocol: str) -> None:
     with collector() as got, Gateway(engine.url, otlp_endpoint=got.url, otlp_protocol=protocol) as gateway:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
-        body = {"model": "m", "messages": [{"content": "planted-prompt"}], "stream": True, "max_tokens": 5}
+        body: dict[str, Any] = {"model": "m", "messages": [{"content": "planted-prompt"}], "stream": True, "max_tokens": 5}
+        body |= {"temperature": 0.5, "seed": 7}
         assert ask(gateway.address, CHAT, body, headers).complete
         wait_until(lambda: len(got.spans) >= 5, what="the spans")
         whole, *parts = got.spans
         assert (whole.trace_id.hex(), whole.parent_span_id.hex(), whole.name) == (TRACE, PARENT, "chat m")
         assert whole.kind == whole.SPAN_KIND_SERVER and whole.status.code == whole.status.STATUS_CODE_UNSET
         shown = attributes(whole)
-        host, _, port = engine.url.removeprefix("http://").partition(":")
+        assert got.resource == {"service.name": "hangup", "service.version": __version__}
+        assert shown["gen_ai.response.id"] and shown["gen_ai.response.model"]
         assert (
             shown.items()
             >= {
@@ -105,8 +112,13 @@ def test_a_call_is_a_span_with_its_parts_in_the_clients_trace(engine: StandIn, p
                 "gen_ai.provider.name": "openai",
                 "gen_ai.request.model": "m",
                 "gen_ai.usage.output_tokens": 5,
-                "server.address": host,
-                "server.port": int(port),
+                "gen_ai.request.max_tokens": 5,
+                "gen_ai.request.temperature": 0.5,
+                "gen_ai.request.seed": 7,
+                "gen_ai.response.finish_reasons": ["length"],
+                "http.request.method": "POST",
+                "url.path": CHAT,
+                "client.address": "127.0.0.1",
                 "http.response.status_code": 200,
                 "hangup.outcome": "completed",
             }.items()
@@ -129,7 +141,7 @@ def test_the_release_lasts_until_the_engines_word() -> None:
             pass
         wait_until(lambda: len(got.spans) >= 5, what="the spans")
         whole, release = got.spans[0], got.spans[-1]
-        assert whole.status.code == whole.status.STATUS_CODE_ERROR and attributes(whole)["error.type"] in ("fin", "reset")
+        assert whole.status.code == whole.status.STATUS_CODE_UNSET and attributes(whole)["hangup.outcome"] == "client_gone"
         assert attributes(release) == {"hangup.release": "verified"}
         assert release.start_time_unix_nano == whole.end_time_unix_nano < release.end_time_unix_nano
 
@@ -182,7 +194,7 @@ def test_the_collectors_key_comes_from_the_environment(engine: StandIn) -> None:
         sent = wait_until(lambda: got.headers)[0]
         assert (sent["x-api-key"], sent["tenant"]) == ("s3cret", "ops")
     with pytest.raises(HangupError, match="otlp_headers: expected"):
-        Exporter("http://127.0.0.1:1", "http/json", "nonsense", 1.0)
+        Exporter(TraceTarget("http://127.0.0.1:1"), "nonsense", 1.0)
 
 
 def test_a_dead_collector_costs_traces_and_nothing_else(engine: StandIn) -> None:
@@ -208,6 +220,81 @@ def test_off_there_is_nothing_of_it(engine: StandIn) -> None:
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None)
     with pytest.raises(HangupError, match=r"hangup\[otel\]"):
-        Exporter("http://127.0.0.1:1", "http/protobuf", "", 1.0)
+        Exporter(TraceTarget("http://127.0.0.1:1", "http/protobuf"), "", 1.0)
     with Process("serve", "--port", "0", "--admin-port", "0", "--otlp-protocol", "grpc") as refused:
         assert refused.wait() != 0 and "http/protobuf" in "\n".join(refused.stderr_lines)
+
+
+@PROTOCOLS
+def test_the_standard_variables_suffice(engine: StandIn, protocol: str) -> None:
+    with collector() as got:
+        env = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": got.url + "/",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "x-key=a%20b",
+            "OTEL_SERVICE_NAME": "edge",
+            "OTEL_RESOURCE_ATTRIBUTES": "service.name=unused,deployment.environment.name=prod,k8s.pod.name=p%2C1",
+            "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+            "OTEL_TRACES_SAMPLER_ARG": "0",
+        }
+        with Gateway(engine.url, env=env) as gateway:
+            ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2})  # an ordinary call, of which none is sampled
+            ask(gateway.address, "/nowhere", {})  # a strange one
+            wait_until(lambda: got.spans)
+            assert [span.name for span in got.spans] == ["unknown"] and got.headers[0]["x-key"] == "a b"
+        assert got.resource == {
+            "service.name": "edge",
+            "service.version": __version__,
+            "deployment.environment.name": "prod",
+            "k8s.pod.name": "p,1",
+        }
+
+
+def test_variables_meant_for_other_programs_do_not_keep_it_from_starting(engine: StandIn) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    with Gateway(engine.url, env=env) as gateway:
+        assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
+        (line,) = [row for row in gateway.log() if row["event"] == "traces_disabled"]
+        assert "OTEL_EXPORTER_OTLP_PROTOCOL" in line["error"] and "grpc" in line["error"]
+
+
+def test_how_the_variables_are_read() -> None:
+    everything = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318/base"}
+    assert trace_target("", "http/json", {}).url == ""
+    assert trace_target("", "http/json", everything).url == "http://c:4318/base/v1/traces"
+    alone = everything | {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/exactly"}
+    assert trace_target("", "http/json", alone).url == "http://t/exactly"
+    own = trace_target("http://own/", "http/json", alone | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_SDK_DISABLED": "true"})
+    assert (own.url, own.protocol) == ("http://own/v1/traces", "http/json"), "the configuration comes first"
+    for off in ({"OTEL_SDK_DISABLED": "TRUE"}, {"OTEL_TRACES_EXPORTER": "none"}, {"OTEL_TRACES_SAMPLER": "always_off"}):
+        assert trace_target("", "http/json", everything | off).url == ""
+    assert trace_target("", "http/json", everything | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1500"}).timeout_s == 1.5
+    ratio = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.25"}
+    assert trace_target("", "http/json", ratio).share == 0.25 and trace_target("", "http/json", {}).share is None
+    for wrong in ({"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}, ratio | {"OTEL_TRACES_SAMPLER_ARG": "2"}):
+        with pytest.raises(HangupError, match="expected a number"):
+            trace_target("", "http/json", everything | wrong)
+    assert trace_headers("a=b", {}) == "a=b" and trace_headers("a=b", {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "c=d"}) == "c=d"
+
+
+def test_an_embedding_names_its_model_and_has_no_stream(engine: StandIn) -> None:
+    with collector() as got, Gateway(engine.url, otlp_endpoint=got.url) as gateway:
+        assert ask(gateway.address, "/v1/embeddings", {"model": "e5", "input": "planted-prompt"}).status == 200
+        wait_until(lambda: len(got.spans) >= 4, what="the spans")
+        whole, *parts = got.spans
+        assert whole.name == "embeddings e5" and attributes(whole)["gen_ai.request.model"] == "e5"
+        assert [part.name for part in parts] == ["queue", "answer", "release"]
+        host, _, port = engine.url.removeprefix("http://").partition(":")
+        assert attributes(parts[1]) == {"server.address": host, "server.port": int(port), "hangup.attempts": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "stream", "reasons"),
+    [(CHAT, False, ["length"]), ("/v1/messages", True, ["max_tokens"]), ("/v1/messages", False, ["max_tokens"])],
+)
+def test_what_is_known_of_the_answer(engine: StandIn, path: str, stream: bool, reasons: list[str]) -> None:
+    with collector() as got, Gateway(engine.url, otlp_endpoint=got.url) as gateway:
+        assert ask(gateway.address, path, {"model": "m", "messages": [], "stream": stream, "max_tokens": 3}).complete
+        wait_until(lambda: got.spans)
+        shown = attributes(got.spans[0])
+        assert shown["gen_ai.response.finish_reasons"] == reasons and shown["gen_ai.response.id"]

@@ -428,7 +428,7 @@ class TestWhatIsRemembered:
         tracer = Tracer(cast(Any, None), calls_max=3, release_s=3600.0, close_s=0.0)
         for n in range(9):
             call = Call(f"call-{n}", 0.0)
-            tracer.begin(call, None)
+            tracer.begin(call, None, "POST", "/")
             tracer.end(call)
         assert tracer.dropped == 6
 

@@ -27,6 +27,7 @@ from hangup.gateway.gateway import Gateway
 from hangup.gateway.http.head import ResponseHead
 from hangup.gateway.jobs.provider import _pace
 from hangup.gateway.log import Log
+from hangup.gateway.otel_environment import TraceTarget
 from hangup.gateway.otlp import Exporter
 from hangup.gateway.pauses import BackendPauses
 from hangup.gateway.reaper import canary, restart
@@ -259,7 +260,7 @@ def test_retry_share_max(retry_share_max: float, refused: bool) -> None:
 
 def test_trace_send_s() -> None:
     with deaf() as url, pytest.raises(TimeoutError):
-        Exporter(url, "http/json", "", LimitSettings(trace_send_s=0.1).trace_send_s).send([])
+        Exporter(TraceTarget(url + "/v1/traces"), "", LimitSettings(trace_send_s=0.1).trace_send_s).send([])
 
 
 def test_webhook_s() -> None:

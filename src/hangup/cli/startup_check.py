@@ -26,6 +26,7 @@ from hangup.errors import ConfigError, HangupError
 from hangup.gateway import ports
 from hangup.gateway.client import sockets
 from hangup.gateway.name_resolver import NameResolver
+from hangup.gateway.otel_environment import TraceTarget
 from hangup.gateway.otlp import Exporter
 from hangup.gateway.server import jobs_path
 from hangup.gateway.store.jobs.schema import MIGRATIONS
@@ -133,7 +134,7 @@ def _extras(settings: Settings) -> Iterator[Problem]:
     if settings.otlp_endpoint:
         headers = settings.otlp_headers.reveal()
         given = "otlp_protocol" if settings.otlp_protocol != "http/json" else "otlp_endpoint"
-        yield from _refused(given, lambda: Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, 1.0))
+        yield from _refused(given, lambda: Exporter(TraceTarget(settings.otlp_endpoint, settings.otlp_protocol), headers, 1.0))
 
 
 def _installed(package: str) -> bool:

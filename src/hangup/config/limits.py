@@ -363,6 +363,10 @@ class ReportLimits:
     trace_release_s: float = limit(
         10.0, "How long the trace of a call that ended early waits for the engine to confirm the stop."
     )
+    trace_share: float = limit(
+        1.0, "Share of ordinary calls that are traced; calls that fail, are retried or are slow always are.", most=1
+    )
+    trace_slow_s: float = limit(10.0, "A call whose first token takes longer is always traced.")
     trace_send_s: float = limit(5.0, "Timeout for sending a batch of traces to the collector.", least=0.1)
     counters_interval_s: float = limit(5.0, "Pause between two polls of an engine's own counters.", least=0.1)
     history_looks_max: int = limit(360, "Maximum polls of these counters kept for the dashboard's graphs.", least=2)

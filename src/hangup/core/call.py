@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hangup.core import reasons
 from hangup.core.reaper.pending_stops import PendingStop, StopState
@@ -129,6 +129,7 @@ class Call:
         "tokens_exact",
         "tokens_in",
         "tokens_out",
+        "trace_attributes",
         "trace_id",
         "waiting_since",
     )
@@ -142,6 +143,7 @@ class Call:
         self.trace_id = ""
         self.span_id = ""  # set if the call is traced
         self.parent_id = ""
+        self.trace_attributes: dict[str, Any] | None = None  # what its trace shows beyond the other fields
         self.stream = False
         self.backend = ""
         self.engine_id = ""  # the engine's name for the call, if that is not `id`

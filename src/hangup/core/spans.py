@@ -1,7 +1,7 @@
-"""Builds the OpenTelemetry spans of a call: the call itself, and within it queue, first token, stream and release.
+"""Builds the OpenTelemetry spans of a call: the call itself, and within it the parts of its life.
 
 The spans are built once, when the call is over and its engine has stopped, from the times that the call keeps anyway. Names and
-attributes follow the semantic conventions for generative AI. The caller provides the ids.
+attributes follow the semantic conventions for generative AI and for HTTP servers. The caller provides the ids.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from hangup.core.call import Call
 from hangup.core.reaper.pending_stops import StopState
 from hangup.core.reasons import Outcome
 
-_SERVER, _INTERNAL = 2, 1
+_INTERNAL, _SERVER, _CLIENT = 1, 2, 3
 _ERROR = 2
+_RANDOM_DIGITS = 16  # at the end of a trace id, by W3C's trace context
+_RANDOM_MAX = 1 << 64
 # By the second half of a route's name, such as openai.chat; other routes are not inference.
 _OPERATIONS = {
     "chat": "chat",
@@ -25,6 +27,9 @@ _OPERATIONS = {
     "generate": "text_completion",
     "embeddings": "embeddings",
 }
+_EMBEDDINGS = "embeddings"
+# The client's own doing, whatever the status: it hung up, or its deadline passed.
+_CLIENTS_CHOICE = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE])
 
 
 def operation_of(route: str) -> str:
@@ -35,6 +40,19 @@ def operation_of(route: str) -> str:
 def settled(call: Call) -> bool:
     """Return whether everything that a trace shows about an ended call is known: its engine has stopped, or will not say."""
     return call.stop_state not in (StopState.PENDING, StopState.ZOMBIE)
+
+
+def keeps(call: Call, share: float, slow_s: float) -> bool:
+    """Return whether the trace of an ended call is kept.
+
+    A client that samples its trace gets all of it. Of the others, every strange call is kept: one that did not complete, was
+    tried more than once, or whose first token took longer than `slow_s`. Of the ordinary ones, a share is.
+    """
+    if call.parent_id or share >= 1 or call.outcome is not Outcome.COMPLETED or call.attempts > 1:
+        return True
+    if (call.first_token_at or call.started_at) - call.started_at > slow_s:
+        return True
+    return int(call.trace_id[-_RANDOM_DIGITS:], 16) < share * _RANDOM_MAX
 
 
 def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], str]) -> list[dict[str, Any]]:
@@ -54,7 +72,7 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
         }
 
     operation = operation_of(call.route)
-    failed = call.reason.outcome is not Outcome.COMPLETED
+    failed = is_failure(call)
     whole = span(
         f"{operation or call.route or 'unknown'} {call.model}".strip(),
         call.started_at,
@@ -62,30 +80,47 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
         spanId=call.span_id,
         parentSpanId=call.parent_id,
         kind=_SERVER,
-        attributes=_attributes(call, operation),
+        attributes=_attributes(call, operation, failed),
         status={"code": _ERROR, "message": call.reason.code} if failed else {},
     )
     result = [whole]
     if call.received_at is not None:
         result.append(span("queue", call.received_at, call.sent_at or call.ended_at))
     if call.sent_at is not None:
-        result.append(span("first token", call.sent_at, call.first_token_at or call.ended_at))
-        if call.first_token_at is not None:
-            result.append(span("stream", call.first_token_at, call.ended_at))
+        engine = {"kind": _CLIENT, "attributes": _listed(_engine_attributes(call))}
+        if operation and operation != _EMBEDDINGS:
+            result.append(span("first token", call.sent_at, call.first_token_at or call.ended_at, **engine))
+            if call.first_token_at is not None:
+                result.append(span("stream", call.first_token_at, call.ended_at))
+        else:
+            result.append(span("answer", call.sent_at, call.ended_at, **engine))
         released = [stop.released_at for stop in call.pending_stops if stop.released_at is not None]
         known = {"hangup.release": call.stop_state.value if call.stop_state is not None else "finished"}
         result.append(span("release", call.ended_at, max([call.ended_at, *released]), attributes=_listed(known)))
     return result
 
 
-def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
-    assert call.reason is not None
+def is_failure(call: Call) -> bool:
+    """Return whether the call's end is an error of the server: not if the client left, or if its request was at fault."""
+    reason = call.reason
+    return reason is not None and reason.status >= 500 and reason.outcome not in _CLIENTS_CHOICE
+
+
+def _engine_attributes(call: Call) -> dict[str, str | int | None]:
     host, _, port = call.backend.rpartition(":")  # a backend without a configured name is named by its address
-    given: dict[str, str | int | None] = {
-        "http.response.status_code": call.status,
-        "server.address": host if port.isdigit() else None,
+    return {
+        "server.address": host if port.isdigit() else call.backend,
         "server.port": int(port) if host and port.isdigit() else None,
-        "error.type": call.reason.code if call.reason.outcome is not Outcome.COMPLETED else None,
+        "hangup.attempts": call.attempts,
+    }
+
+
+def _attributes(call: Call, operation: str, failed: bool) -> list[dict[str, Any]]:
+    assert call.reason is not None
+    given: dict[str, Any] = {
+        "http.response.status_code": call.status,
+        "client.address": call.peer,
+        "error.type": call.reason.code if failed else None,
         "hangup.call_id": call.id,
         "hangup.tenant": call.tenant,
         "hangup.route": call.route,
@@ -94,6 +129,7 @@ def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
         "hangup.slot": call.slot,
         "hangup.outcome": call.reason.outcome.value,
         "hangup.cause": call.reason.code,
+        **(call.trace_attributes or {}),
     }
     if operation:
         given |= {
@@ -101,14 +137,24 @@ def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
             "gen_ai.provider.name": call.route.partition(".")[0],  # whose API the client used
             "gen_ai.request.model": call.model,
             "gen_ai.usage.input_tokens": call.tokens_in,
-            "gen_ai.usage.output_tokens": call.tokens_out,
+            "gen_ai.usage.output_tokens": call.tokens_out if operation != _EMBEDDINGS else None,
         }
     return _listed(given)
 
 
 def _listed(given: dict[str, Any]) -> list[dict[str, Any]]:
-    return [_attribute(name, value) for name, value in given.items() if value not in (None, "")]
+    return [{"key": name, "value": _value(value)} for name, value in given.items() if value not in (None, "", [])]
 
 
-def _attribute(name: str, value: str | int) -> dict[str, Any]:
-    return {"key": name, "value": {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value}}
+def _value(value: Any) -> dict[str, Any]:
+    match value:
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+        case list():
+            return {"arrayValue": {"values": [_value(each) for each in value]}}
+        case _:
+            return {"stringValue": str(value)}

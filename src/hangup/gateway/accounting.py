@@ -40,10 +40,10 @@ class Accounting:
 
     def record_end(self, call: Call) -> None:
         """Count an ended call, and write its log line and its trace."""
+        if self.tracer is not None:
+            self.tracer.end(call)  # first: only a call whose trace is kept may be an exemplar
         self.ledger.record(call)
         self.lines.ended(call)
-        if self.tracer is not None:
-            self.tracer.end(call)
 
     def record_cost(self, call: Call, ticket: Ticket[Placed] | None) -> None:
         """Add a call to the ledger, unless the gateway answered it itself, at no cost."""

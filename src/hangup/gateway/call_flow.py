@@ -116,7 +116,7 @@ class CallFlow(ClientRequest):
         finally:
             self.api, call.route = request.api, request.api.name  # on some paths, the body decides which API it is
         if isinstance(engine_request, GenerationRequest):
-            call.model, call.stream = engine_request.ask.model, engine_request.ask.stream
+            engine_request.describe(call)
             if engine_request.api.kept_by_engine:
                 self.wanted = Wanted(home=self.ports.engine_responses.home(engine_request.value, call.tenant))
         call.clock = self._clock(to_client=call.stream, from_engine=engine_request.streams)

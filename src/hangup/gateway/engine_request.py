@@ -30,6 +30,7 @@ from hangup.gateway.relay.passthrough import ErrorRelay, PassRelay
 from hangup.gateway.relay.stream import StreamRelay
 from hangup.gateway.request_policy import IncomingRequest, check_model_name, client_kind
 from hangup.gateway.stopping import Attempt
+from hangup.gateway.trace_attributes import request_attributes
 
 # Another backend may answer instead. 501 and 505 are missing, because they are about the request itself.
 FAILED_STATUSES = frozenset([500, 502, 503, 504])
@@ -188,6 +189,12 @@ class GenerationRequest(EngineRequest):
     @property
     def body(self) -> bytes:
         return self._body
+
+    def describe(self, call: Call) -> None:
+        """Note what is asked for, for the log, the metrics and the trace."""
+        call.model, call.stream = self.ask.model, self.ask.stream
+        if call.trace_attributes is not None:
+            call.trace_attributes |= request_attributes(self.value, self.ask.choices)
 
     # For the admission
 

@@ -61,7 +61,7 @@ class Intake(ClientConnections):
         request = IncomingRequest(head, ports.policy.limits, route)
         call = Call(ports.policy.ids.of(head, ports.registry.live), time.monotonic(), connection.peer)
         if ports.accounting.tracer is not None or b"traceparent" in head.fields:
-            self._trace(call, head.fields.get(b"traceparent"))
+            self._trace(call, head)
         try:
             if route is not None:
                 call.route = route.api.name
@@ -81,12 +81,13 @@ class Intake(ClientConnections):
         call = Call(ports.policy.ids.new(), time.monotonic(), connection.peer)
         self._refuse(connection, call, IncomingRequest(_UNREADABLE, ports.policy.limits, None), Refusal(reason, detail))
 
-    def _trace(self, call: Call, traceparent: bytes | None) -> None:
+    def _trace(self, call: Call, head: RequestHead) -> None:
         """Join the client's trace, or begin a new one."""
+        traceparent = head.fields.get(b"traceparent")
         if traceparent is not None and (match := TRACEPARENT.fullmatch(traceparent)):
             call.trace_id = match["trace"].decode("ascii")
         if self._ports.accounting.tracer is not None:
-            self._ports.accounting.tracer.begin(call, traceparent)
+            self._ports.accounting.tracer.begin(call, traceparent, head.method, head.path)
 
     def _refuse(self, connection: ClientConnection, call: Call, request: IncomingRequest, refusal: Refusal) -> None:
         if refusal.reason is reasons.DRAINING:

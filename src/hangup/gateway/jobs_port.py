@@ -54,7 +54,7 @@ class JobsPort:
     def _begin(self, flow: JobItemCall, item: ItemClient) -> None:
         tracer, route = self._ports.accounting.tracer, flow.request.route
         if tracer is not None:
-            tracer.begin(flow.call, None)
+            tracer.begin(flow.call, None, flow.request.head.method, flow.request.head.path)
         if route is None:
             flow.end(reasons.NOT_FOUND)
             return

@@ -5,26 +5,30 @@ from __future__ import annotations
 import importlib
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 
 from hangup import __version__
 from hangup.errors import HangupError
+from hangup.gateway.otel_environment import TraceTarget, as_attributes
 
 Encode = Callable[[list[dict[str, Any]]], bytes]
-_SERVICE = {"key": "service.name", "value": {"stringValue": "hangup"}}
 
 
 class Exporter:
     """A client of one collector. The constructor raises `HangupError` if a package is missing or the headers are invalid."""
 
-    def __init__(self, endpoint: str, protocol: str, headers: str, timeout_s: float) -> None:
-        self._url = endpoint.rstrip("/") + "/v1/traces"
-        self._encode, kind = (_protobuf(), "x-protobuf") if protocol == "http/protobuf" else (_json, "json")
-        self._kind = {"content-type": f"application/{kind}"}
+    def __init__(self, target: TraceTarget, headers: str, timeout_s: float) -> None:
+        self._url = target.url
+        is_protobuf = target.protocol == "http/protobuf"
+        resource = as_attributes(target.resource)
+        self._encode = _protobuf(resource) if is_protobuf else partial(_json, resource)
+        self._kind = {"content-type": f"application/{'x-protobuf' if is_protobuf else 'json'}"}
         self.headers = read_headers(headers)  # of the collector's operator, such as a key
-        self._timeout_s = timeout_s
+        self._timeout_s = target.timeout_s or timeout_s
 
     def send(self, spans: list[dict[str, Any]]) -> None:
         """Send the spans; raise OSError or ValueError if the collector does not accept them."""
@@ -38,15 +42,15 @@ def read_headers(text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if any(not name.strip() or not equals for name, equals, _ in pairs):
         raise HangupError("otlp_headers: expected name=value,name=value")
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    return {name.strip().lower(): unquote(value.strip()) for name, _, value in pairs}
 
 
-def _json(spans: list[dict[str, Any]]) -> bytes:
+def _json(resource: list[dict[str, Any]], spans: list[dict[str, Any]]) -> bytes:
     scope = {"scope": {"name": "hangup", "version": __version__}, "spans": spans}
-    return orjson.dumps({"resourceSpans": [{"resource": {"attributes": [_SERVICE]}, "scopeSpans": [scope]}]})
+    return orjson.dumps({"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": [scope]}]})
 
 
-def _protobuf() -> Encode:
+def _protobuf(attributes: list[dict[str, Any]]) -> Encode:
     try:
         service = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     except ImportError:
@@ -55,7 +59,7 @@ def _protobuf() -> Encode:
     def encode(spans: list[dict[str, Any]]) -> bytes:
         request = service.ExportTraceServiceRequest()
         resource = request.resource_spans.add()
-        _attributes(resource.resource, [_SERVICE])
+        _attributes(resource.resource, attributes)
         scope = resource.scope_spans.add()
         scope.scope.name, scope.scope.version = "hangup", __version__
         for span in spans:
@@ -78,9 +82,21 @@ def _fill(message: Any, span: dict[str, Any]) -> None:
 
 def _attributes(message: Any, attributes: list[dict[str, Any]]) -> None:
     for attribute in attributes:
-        value = message.attributes.add(key=attribute["key"]).value
-        given = attribute["value"]
-        if "intValue" in given:
-            value.int_value = int(given["intValue"])
-        else:
-            value.string_value = given["stringValue"]
+        _set(message.attributes.add(key=attribute["key"]).value, attribute["value"])
+
+
+def _set(message: Any, given: dict[str, Any]) -> None:
+    """Copy a value from JSON, in which the name of the only field is its type."""
+    ((kind, value),) = given.items()
+    match kind:
+        case "intValue":
+            message.int_value = int(value)
+        case "doubleValue":
+            message.double_value = value
+        case "boolValue":
+            message.bool_value = value
+        case "arrayValue":
+            for each in value["values"]:
+                _set(message.array_value.values.add(), each)
+        case _:
+            message.string_value = value

@@ -38,6 +38,7 @@ from hangup.gateway.jobs.api import JobApi
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.log import Log
 from hangup.gateway.loop_watch import LoopWatch
+from hangup.gateway.otel_environment import trace_headers, trace_target
 from hangup.gateway.otlp import Exporter, read_headers
 from hangup.gateway.registry import TURNED_AWAY_MAX
 from hangup.gateway.store.jobs import JobStore
@@ -92,6 +93,8 @@ _FIXED_LIMITS = (
     "traced_calls_max",
     "trace_release_s",
     "trace_send_s",
+    "trace_share",
+    "trace_slow_s",
     "zombie_stories_max",
     "admin_connections_max",
 )
@@ -148,7 +151,7 @@ class Server:
             wal_bytes_max=settings.limits.wal_bytes_max,
             log_event=self._log.event,
         )
-        self._tracer = tracer = _tracer(settings)
+        self._tracer = tracer = _tracer(settings, self._log)
         self._discovery = Discovery(self._log)
         self.gateway = gateway = self._make_gateway(await self._with_found_backends(settings), loop, store, tracer)
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
@@ -343,7 +346,7 @@ class Server:
             tls = self.gateway.intake.tls
             tls = ports.server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
             token = ports.admin_policy(new.settings).token_sha256
-            headers = read_headers(new.settings.otlp_headers.reveal())
+            headers = read_headers(trace_headers(new.settings.otlp_headers.reveal(), os.environ))
             whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:
             await self._with_found_backends(old)
@@ -443,13 +446,28 @@ def jobs_path(settings: Settings, port: int) -> str | None:
     return str(Path(state).expanduser() / "hangup" / f"jobs-{port}.sqlite")
 
 
-def _tracer(settings: Settings) -> Tracer | None:
-    if not settings.otlp_endpoint:
+def _tracer(settings: Settings, log: Log) -> Tracer | None:
+    """Return the tracer. Without `otlp_endpoint`, OpenTelemetry's variables apply. They cannot keep hangup from starting:
+    whoever set them may have had other programs in mind."""
+    limits, headers = settings.limits, trace_headers(settings.otlp_headers.reveal(), os.environ)
+    try:
+        target = trace_target(settings.otlp_endpoint, settings.otlp_protocol, os.environ)
+        exporter = Exporter(target, headers, limits.trace_send_s) if target.url else None
+    except HangupError as error:
+        if settings.otlp_endpoint:
+            raise
+        log.event("traces_disabled", error=str(error))
         return None
-    limits, headers = settings.limits, settings.otlp_headers.reveal()
-    exporter = Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, limits.trace_send_s)
-    close_s = limits.trace_send_s + 1.0  # enough for one last batch
-    return Tracer(exporter, calls_max=limits.traced_calls_max, release_s=limits.trace_release_s, close_s=close_s)
+    if exporter is None:
+        return None
+    return Tracer(
+        exporter,
+        calls_max=limits.traced_calls_max,
+        release_s=limits.trace_release_s,
+        close_s=(target.timeout_s or limits.trace_send_s) + 1.0,  # enough for one last batch
+        share=limits.trace_share if target.share is None else target.share,
+        slow_s=limits.trace_slow_s,
+    )
 
 
 def _connections_allowed(limits: ClientLimits) -> int:

@@ -2,11 +2,13 @@
 
 Without a collector there is no tracer, and calls cost nothing. With one, a call costs an id at its start and an append at its
 end; a thread builds the spans and sends them in batches. A call whose engine had to be stopped is kept until the engine
-confirms, for `trace_release_s` at most. Traces that the collector does not accept in time are dropped and counted.
+confirms, for `trace_release_s` at most. Traces that the collector does not accept in time are dropped and counted. Which traces
+are sent is decided at the end of the call (`keeps`): all that are strange, and a share of the others.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 import threading
@@ -14,7 +16,7 @@ import time
 from collections import deque
 
 from hangup.core.call import Call
-from hangup.core.spans import settled, spans
+from hangup.core.spans import keeps, settled, spans
 from hangup.gateway.otlp import Exporter
 from hangup.tasks import TASKS
 
@@ -29,8 +31,19 @@ _FLUSH_S = 1.0
 
 
 class Tracer:
-    def __init__(self, exporter: Exporter, *, calls_max: int, release_s: float, close_s: float) -> None:
+    def __init__(
+        self,
+        exporter: Exporter,
+        *,
+        calls_max: int,
+        release_s: float,
+        close_s: float,
+        share: float = 1.0,
+        slow_s: float = math.inf,
+    ) -> None:
         self.dropped = 0
+        self._share = share
+        self._slow_s = slow_s
         self._exporter = exporter
         self._calls_max = calls_max
         self._release_s = release_s
@@ -45,7 +58,7 @@ class Tracer:
         """Send these headers to the collector from now on."""
         self._exporter.headers = headers
 
-    def begin(self, call: Call, traceparent: bytes | None) -> None:
+    def begin(self, call: Call, traceparent: bytes | None, method: str, path: str) -> None:
         """Join the client's trace, or begin one. A trace that the client does not sample is ignored."""
         match = TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None
         if match is not None:
@@ -55,11 +68,15 @@ class Tracer:
         else:
             call.trace_id = secrets.token_hex(16)
         call.span_id = secrets.token_hex(8)
+        call.trace_attributes = {"http.request.method": method, "url.path": path}
 
     def end(self, call: Call) -> None:
+        """Send the call's trace, or forget that it was traced: then nothing else refers to it."""
         if not call.span_id:
             return
-        if len(self._calls) + len(self._unsettled) >= self._calls_max:
+        if not keeps(call, self._share, self._slow_s):
+            call.span_id = ""
+        elif len(self._calls) + len(self._unsettled) >= self._calls_max:
             self.dropped += 1
         else:
             self._calls.append(call)

@@ -30,6 +30,7 @@ from hangup.gateway.relay.events import (
     usage_of,
     weigh,
 )
+from hangup.gateway.trace_attributes import note_answer
 
 _NEVER = b"\0never\0"  # no event begins with this, and no read ends with it
 
@@ -221,5 +222,6 @@ class AssembleRelay(Relay):
             answer = self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS)
         except ODD as error:
             raise WireError(f"cannot assemble its events: {error!r}") from None
+        note_answer(self.call, answer)
         self.sink.answer_whole(200, answer, self._head)
         self.sink.end(reason)

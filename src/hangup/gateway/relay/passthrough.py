@@ -11,6 +11,7 @@ from hangup.gateway.http.body import BodyDecoder, UntilClose
 from hangup.gateway.http.jsonbody import Brackets
 from hangup.gateway.relay.base import Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import abandoned_reason, error_text, failure_of, failure_text, note_usage, parse, usage_of
+from hangup.gateway.trace_attributes import note_answer
 
 _ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that becomes an event
 _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, to read its usage
@@ -55,6 +56,7 @@ class PassRelay(Relay):
 
     def settle(self) -> None:
         if self._api is not None and self._answer is not None:
+            note_answer(self.call, self._answer)
             usage = usage_of(self._api, self._answer)
             if usage is not None:
                 note_usage(self.call, usage)

@@ -59,6 +59,7 @@ from hangup.gateway.relay.events import (
     usage_of,
     weigh,
 )
+from hangup.gateway.trace_attributes import note_answer
 
 _NEVER = b"\0never\0"  # no read ends with this
 _QUOTE = ord('"')
@@ -230,6 +231,8 @@ class StreamRelay(Relay):
                 self._done = self._closed = True
             return total
         self._last = value
+        if self.call.trace_attributes is not None:
+            note_answer(self.call, value)
         self._moved = self._moved or shows_progress(api, value)
         weight = weigh(api, value)
         if weight:
