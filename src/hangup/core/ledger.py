@@ -6,11 +6,12 @@ models: beyond the bound, a call is counted under the name `other`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from hangup.core.call import Call
-from hangup.core.histogram import TOKENS, Histogram
+from hangup.core.histogram import SECONDS, TOKENS, Histogram
 from hangup.core.reasons import Outcome, Reason
 
 OTHER = "other"  # stands for all names beyond the bound
@@ -89,17 +90,26 @@ class Ledger:
             self.tokens[call.tenant, call.backend, fate] += call.tokens_out
         if reason.outcome is _REFUSED:
             return
-        series.total_s.observe(call.ended_at - call.started_at)
-        if call.sent_at is not None and call.received_at is not None:
-            series.queue_s.observe(call.sent_at - call.received_at)
+        # As `Histogram.observe`, without a function call for each: every call passes here.
+        total, part = call.ended_at - call.started_at, series.total_s
+        part.counts[bisect_left(SECONDS, total)] += 1
+        part.sum += total
+        sent, received, first = call.sent_at, call.received_at, call.first_token_at
+        if sent is not None and received is not None:
+            queued, part = sent - received, series.queue_s
+            part.counts[bisect_left(SECONDS, queued)] += 1
+            part.sum += queued
         if call.tokens_in is not None:
             self.tokens_in.observe(call.tokens_in)
-        first = call.first_token_at
         if first is not None and reason.outcome is not _ENGINE_REFUSED:  # an error has no tokens
             self.tokens_out.observe(call.tokens_out)
-            series.first_token_s.observe(first - call.started_at)
+            waited, part = first - call.started_at, series.first_token_s
+            part.counts[bisect_left(SECONDS, waited)] += 1
+            part.sum += waited
             if call.tokens_out > 1:
-                series.gap_s.observe((call.progress_at - first) / (call.tokens_out - 1))
+                gap, part = (call.progress_at - first) / (call.tokens_out - 1), series.gap_s
+                part.counts[bisect_left(SECONDS, gap)] += 1
+                part.sum += gap
         if call.span_id:
             series.show(call)
 

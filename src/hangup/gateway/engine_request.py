@@ -118,8 +118,12 @@ class EngineRequest:
 
     def named_model(self, most: int) -> str:
         """Return the requested model for the log, the metrics and the trace; "" if its name has more than `most` characters."""
-        head = self._head
-        name = model_field.glance(self._body, head.fields.get(b"content-type", b""), head.query)
+        found = model_field.FIRST_IN_JSON.match(self._body)
+        if found is not None:
+            name = found[1].decode("utf-8", "replace")
+        else:
+            head = self._head
+            name = model_field.glance(self._body, head.fields.get(b"content-type", b""), head.query)
         return name if len(name) <= most else ""
 
     def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, quote
 
 import orjson
 
+FIRST_IN_JSON = re.compile(rb'\s*\{\s*"model"\s*:\s*"([^"\\]+)"')  # where most clients put it
 _IN_JSON = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _IN_FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n', re.IGNORECASE)
 _IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
