@@ -28,3 +28,17 @@ def test_the_file_is_not_searched() -> None:
     body = file(b"\0" * 500_000 + OTHER + b"\0" * 500_000) + b"--b--\r\n"
     assert model_field.find(body, KIND) == ""
     assert model_field.replace(body, KIND, "w2") == body
+
+
+def test_a_glance_at_json_reads_both_ends_and_parses_nothing() -> None:
+    long = b'"input":"' + b"x" * 9000 + b'"'
+    for body, name in (
+        (b'{"model":"e5","input":"a"}', "e5"),
+        (b'{"model": "caf\\u00e9"}', "café"),
+        (b"{" + long + b',"model":"late"}', "late"),
+        (b"{" + long + b',"model":"middle",' + long[:-1] + b'"}', ""),
+        (b'{"input":"\\"model\\": \\"no\\"","model":"yes"}', "yes"),
+        (b'{"input":', ""),
+    ):
+        assert model_field.glance(body, b"application/json") == name
+    assert model_field.glance(b"", b"", b"?model=q") == "q"

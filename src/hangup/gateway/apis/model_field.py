@@ -12,7 +12,7 @@ _IN_JSON = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _IN_FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n', re.IGNORECASE)
 _IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
 _FORM_BYTES = 64 * 1024  # searched at both ends of a form; the file between them is not
-_GLANCE_BYTES = 4 * 1024  # of a large body, for the log
+_GLANCE_BYTES = 4 * 1024  # read at each end of a body for the log
 _READ_BYTES_MAX = 256 * 1024  # a larger body is searched, not parsed: that takes a hundredth of the time
 
 
@@ -27,12 +27,16 @@ def find(body: bytes, content_type: bytes, query: bytes = b"") -> str:
 
 
 def glance(body: bytes, content_type: bytes, query: bytes = b"") -> str:
-    """Return the model's name for the log and the metrics: as `find`, but of a large body only the beginning is read."""
-    if len(body) <= _READ_BYTES_MAX or content_type.lower().startswith(b"multipart/form-data"):
+    """Return the model's name for the log and the metrics: the first one at either end of JSON, which is not parsed for it."""
+    if body[:1] != b"{":
         return find(body, content_type, query)
     found = _IN_JSON.search(body, 0, _GLANCE_BYTES)
-    name = _loads(b'"%b"' % found[1]) if found is not None else ""
-    return name if isinstance(name, str) else ""
+    if found is None and len(body) > _GLANCE_BYTES:
+        found = _IN_JSON.search(body, max(len(body) - _GLANCE_BYTES, _GLANCE_BYTES))
+    if found is None:
+        return ""
+    name = found[1]
+    return name.decode("utf-8", "replace") if b"\\" not in name else str(_loads(b'"%b"' % name) or "")
 
 
 def _in_form(body: bytes) -> re.Match[bytes] | None:
