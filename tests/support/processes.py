@@ -30,6 +30,8 @@ class Process:
 
     program = HANGUP  # the interpreter of these tests; a test of an installed package names its own
 
+    pass_fds: tuple[int, ...] = ()  # files that the process inherits
+
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.arguments = arguments
         self.stderr_lines: list[str] = []
@@ -39,6 +41,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            pass_fds=self.pass_fds,
             env={k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")} | (env or {}),
         )
         self._threads = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from hangup.engine.options import EngineOptions
 from hangup.gateway.config_watch import reloading_on_change
 from hangup.gateway.reaper import core_dumps
 from hangup.gateway.server import Server
+from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.workers.settings import worker_count
 from hangup.terminal import is_coloured, paint
 
@@ -53,11 +55,17 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     core_dumps.forbid()
+    SERVICE_MANAGER.connect(os.environ)
     config = configuration(arguments)
     # asyncio.Runner cancels any task that is left.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, lambda: configuration(arguments)))
+        runner.run(_serve_watched(config, lambda: configuration(arguments)))
     return 0
+
+
+async def _serve_watched(config: Configuration, load: Callable[[], Configuration]) -> None:
+    with SERVICE_MANAGER.watched():
+        await _serve(config, load)
 
 
 async def _serve(config: Configuration, load: Callable[[], Configuration]) -> None:
@@ -122,4 +130,8 @@ def _announce(config: Configuration, engines: str) -> Callable[[str, str], None]
         lines += [f"  {paint(f'{name:<9}', 'dim', coloured)}  {value}" for name, value in rows if value]
         print("\n".join(lines), file=sys.stderr, flush=True)
 
-    return announce_to_people if sys.stderr.isatty() else announce
+    def announce_everywhere(data_url: str, admin_url: str) -> None:
+        (announce_to_people if sys.stderr.isatty() else announce)(data_url, admin_url)
+        SERVICE_MANAGER.ready(f"serving {data_url} (admin {admin_url}) in front of {engines}")
+
+    return announce_everywhere

@@ -145,7 +145,8 @@ class Settings:
     tls_key: str = setting("", "PEM private key for tls_cert.")
     config_watch_s: float = setting(
         0.0,
-        "Look this often whether the configuration file, tls_cert or tls_key changed, and reload them; 0: only on SIGHUP.",
+        "Look this often whether the configuration file, or a file of a key or certificate that it names, changed, and "
+        "reload it; 0: only on SIGHUP.",
         least=0,
     )
     slots: int = setting(

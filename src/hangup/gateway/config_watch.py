@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from hangup.config import BackendSettings, Settings
 from hangup.config.load import Configuration
+from hangup.config.schema import scalar_fields
 from hangup.tasks import TASKS
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -16,9 +18,11 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 @contextmanager
 def reloading_on_change(configuration: Configuration, reload: Callable[[], None]) -> Iterator[None]:
-    """Call `reload` whenever the file or the TLS files changed, if `config_watch_s` asks for it, until the block ends."""
+    """Call `reload` whenever the file, or one that it names, changed, if `config_watch_s` asks for it, until the block ends."""
     settings = configuration.settings
-    paths = [str(path) for path in (configuration.path, settings.tls_cert, settings.tls_key) if path]
+    of_backends = (path for backend in settings.backend for path in _files_of(backend))
+    named = (configuration.path, settings.tls_cert, settings.tls_key, *_files_of(settings), *of_backends)
+    paths = [str(path) for path in named if path]
     if not settings.config_watch_s or not paths:
         yield
         return
@@ -27,6 +31,11 @@ def reloading_on_change(configuration: Configuration, reload: Callable[[], None]
         yield
     finally:
         task.cancel()
+
+
+def _files_of(section: Settings | BackendSettings) -> list[str]:
+    """Return the files that settings such as `api_key_file` name."""
+    return [getattr(section, field.name) for field in scalar_fields(type(section)) if field.name.endswith("_file")]
 
 
 async def _watch(paths: list[str], period_s: float, reload: Callable[[], None]) -> None:

@@ -11,9 +11,12 @@ from hangup.errors import HangupError
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.client import sockets
 from hangup.gateway.http.hosts import is_loopback
+from hangup.gateway.service_manager import SERVICE_MANAGER
 
 
 def listen(what: str, host: str, port: int, settings: Settings, *, reuse_port: bool = False) -> socket.socket:
+    if (given := _given(what, host, settings)) is not None:
+        return given
     try:
         return sockets.listen(host, port, settings.limits.client_silence_s, reuse_port=reuse_port)
     except OSError as error:
@@ -21,9 +24,24 @@ def listen(what: str, host: str, port: int, settings: Settings, *, reuse_port: b
         raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
 
 
+def _given(what: str, host: str, settings: Settings) -> socket.socket | None:
+    """Return the socket that systemd opened for this port, if it did. Who may use a port depends on its configured address, so
+    that must not lie."""
+    sock = SERVICE_MANAGER.take_socket(what)
+    if sock is None:
+        return None
+    address, port = sock.getsockname()[:2]
+    if is_loopback(address) != is_loopback(host):
+        setting = what.replace("port", "host")
+        raise HangupError(f"systemd listens on {address}:{port}, but {setting} is {host}\n  hint: set {setting} to {address}")
+    return sockets.adopt(sock, settings.limits.client_silence_s)
+
+
 def listen_for_workers(settings: Settings, count: int) -> list[socket.socket]:
     """Return a listening socket of the data port for each worker. Each has its own queue of new connections, and the kernel
     spreads them evenly; a queue stays open while any process has its socket, so no connection is lost with a worker."""
+    if (given := _given("port", settings.host, settings)) is not None:
+        return [given] + [given.dup() for _ in range(count - 1)]
     with listen("port", settings.host, settings.port, settings) as alone:  # fails if another program has the port
         port: int = alone.getsockname()[1]
     if sys.platform != "linux":  # elsewhere the kernel does not spread connections over the sockets of a port

@@ -41,6 +41,7 @@ from hangup.gateway.loop_watch import LoopWatch
 from hangup.gateway.otel_environment import trace_headers, trace_target
 from hangup.gateway.otlp import Exporter, read_headers
 from hangup.gateway.registry import TURNED_AWAY_MAX
+from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.store.postgresql import is_postgresql, without_password
@@ -289,6 +290,7 @@ class Server:
 
     def stop(self) -> None:
         """Start the drain; when called again, cut it short."""
+        SERVICE_MANAGER.stopping()
         (self._force if self._stop.is_set() else self._stop).set()
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -335,7 +337,8 @@ class Server:
 
     async def _reload_in_turn(self) -> None:
         async with self._reloading:
-            await self._reload()
+            with SERVICE_MANAGER.reloading():
+                await self._reload()
 
     async def _reload(self) -> None:
         """Apply the new configuration as a whole, or keep the old one as a whole and log why."""

@@ -32,16 +32,21 @@ def listen(host: str, port: int, client_silence_s: float, *, reuse_port: bool = 
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _watch_silence(sock, client_silence_s)
-        if sys.platform == "linux":
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
         sock.bind(address)
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
+        return adopt(sock, client_silence_s)
     except OSError:
         sock.close()
         raise
+
+
+def adopt(sock: socket.socket, client_silence_s: float) -> socket.socket:
+    """Set the options, and listen; also for a socket that somebody else has opened."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _watch_silence(sock, client_silence_s)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
     return sock
 
 

@@ -26,6 +26,7 @@ from hangup.gateway.admin.server import AdminServer
 from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.server import check_reload, open_log
+from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.store.ledger import create_ledger
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.admin import make_whole_app
@@ -291,12 +292,19 @@ class Supervisor:
 
     def stop(self) -> None:
         """Drain all workers; when called again, cut it short."""
+        SERVICE_MANAGER.stopping()
         (self._force if self._stop.is_set() else self._stop).set()
         self._changed.set()
         self._changed.clear()
 
     def reload(self) -> None:
-        self._tasks.start(self._reload())
+        self._tasks.start(self._reload_in_turn())
+
+    async def _reload_in_turn(self) -> None:
+        await self._started.wait()
+        async with self._rolling:
+            with SERVICE_MANAGER.reloading():
+                await self._reload()
 
     async def _drain(self) -> None:
         self.draining = True
@@ -322,22 +330,20 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Send a new configuration to all workers, or keep the old one and say why."""
-        await self._started.wait()
-        async with self._rolling:
-            try:
-                new = await asyncio.to_thread(self._load)
-                check_reload(self._configuration.settings, new.settings)
-                check_for_workers(new.settings)
-                token = ports.admin_policy(new.settings).token_sha256
-            except HangupError as error:
-                self._log.event("config_reload_failed", problems=str(error).splitlines())
-                print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
-                return
-            self._shown.clear()
-            self._configuration = new
-            self._policy.token_sha256 = token
-            for worker in self._all.values():
-                worker.channel.send("configuration", packed=self._packed())
+        try:
+            new = await asyncio.to_thread(self._load)
+            check_reload(self._configuration.settings, new.settings)
+            check_for_workers(new.settings)
+            token = ports.admin_policy(new.settings).token_sha256
+        except HangupError as error:
+            self._log.event("config_reload_failed", problems=str(error).splitlines())
+            print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
+            return
+        self._shown.clear()
+        self._configuration = new
+        self._policy.token_sha256 = token
+        for worker in self._all.values():
+            worker.channel.send("configuration", packed=self._packed())
 
     async def _roll(self) -> None:
         """Replace the workers one after another. A new one is ready before its predecessor drains, so no call is refused."""
