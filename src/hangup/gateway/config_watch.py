@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hangup.config import BackendSettings, Settings
 from hangup.config.load import Configuration
-from hangup.config.schema import scalar_fields
 from hangup.tasks import TASKS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -33,9 +36,9 @@ def reloading_on_change(configuration: Configuration, reload: Callable[[], None]
         task.cancel()
 
 
-def _files_of(section: Settings | BackendSettings) -> list[str]:
+def _files_of(section: DataclassInstance) -> list[str]:
     """Return the files that settings such as `api_key_file` name."""
-    return [getattr(section, field.name) for field in scalar_fields(type(section)) if field.name.endswith("_file")]
+    return [getattr(section, field.name) for field in dataclasses.fields(section) if field.name.endswith("_file")]
 
 
 async def _watch(paths: list[str], period_s: float, reload: Callable[[], None]) -> None:
