@@ -343,6 +343,7 @@ def test_what_is_wrong_with_the_store_is_said_in_one_line() -> None:
         store.stop()
         assert "Connection refused" in exit_line(engine, store.url, *required)
         assert "expected redis://" in exit_line(engine, "http://127.0.0.1", *required)
+        assert "others cannot reach 0.0.0.0" in exit_line(engine, store.url, "--peer-host", "0.0.0.0")
         assert "is no address of a store" in exit_line(engine, "redis://127.0.0.1:port", *required)
         with old_server() as port:
             assert "needs Redis 6.0 or newer" in exit_line(engine, f"redis://127.0.0.1:{port}", *required)

@@ -6,10 +6,12 @@ an emptied store had forgotten, while it still held it.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import math
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 
 from hangup.config import LimitSettings, Settings
 from hangup.core.members import Allotments, Grant, Lead, LeadWatch, LeftCall, PlaceReport
+from hangup.gateway import hosts, members
 from hangup.gateway.hosts import leading as leading_module
 from hangup.gateway.hosts import link as link_module
 from hangup.gateway.hosts.link import StoreLink
@@ -266,6 +269,36 @@ def test_one_that_was_given_up_and_comes_back_exceeds_the_places_by_its_allotmen
         await world.rounds(200)
         assert world.most_over <= held
         assert sum(link._member.used for link in world.links) <= CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_no_time_of_day_is_used() -> None:
+    """A gateway whose clock is wrong changes nothing, because nothing here reads it."""
+    for package in (hosts, members):
+        for path in Path(str(package.__file__)).parent.glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time":
+                    assert node.attr == "monotonic", (path, node.lineno)
+                assert not (isinstance(node, (ast.Import, ast.ImportFrom)) and "datetime" in ast.unparse(node)), path
+
+
+def test_one_without_a_place_uses_its_part_while_the_store_is_away() -> None:
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 2, 1)
+        world.links[0]._member.wanted = 20
+        await world.rounds(60)
+        assert [link._member.allowed for link in world.links] == [CAPACITY, 0]
+        for link in world.links:
+            link.store.is_cut, link._member.wanted = True, 20
+        await world.rounds(20)
+        assert world.links[1]._member.used == CAPACITY // 2 == world.most_over
+        for link in world.links:
+            link.store.is_cut = False
+        await world.rounds(100)
+        assert sum(link._member.used for link in world.links) <= CAPACITY
+        assert sum(link._member.allowed for link in world.links) == CAPACITY
 
     with pytest.MonkeyPatch.context() as patch:
         run(play(patch))

@@ -31,17 +31,23 @@ def require_redis() -> None:
             pytest.skip("needs redis-server (apt-get install redis-server)")
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 class RedisServer:
     """A server without persistence on a free port: when it starts again, it is empty."""
 
-    def __init__(self, *options: str, program: str = "") -> None:
+    def __init__(self, *options: str, program: str = "", config: str = "", tls: bool = False) -> None:
         found = program or _program()
         assert found is not None, "redis-server is not installed"
-        self._program, self._options = found, options
+        self._start_with = [found, *([config] if config else [])]
+        self._options, self._tls = options, tls
         self._folder = Path(tempfile.mkdtemp(prefix="hangup-redis-"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -51,14 +57,23 @@ class RedisServer:
 
     def start(self) -> None:
         assert self._process is None
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), *self._options]
-        self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        port = ["--port", "0", "--tls-port", str(self.port)] if self._tls else ["--port", str(self.port)]
+        options = [*port, "--bind", "127.0.0.1", "--dir", str(self._folder), *self._options]
+        options += [] if "--sentinel" in options else ["--save", ""]
+        self._process = subprocess.Popen([*self._start_with, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + _START_S
         while time.monotonic() < until:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.02)
         raise AssertionError("the server did not start")
+
+    def command(self, *words: str) -> str:
+        """Send a command, and return the answer as it comes."""
+        parts = b"".join(b"$%d\r\n%s\r\n" % (len(word), word.encode()) for word in words)
+        with socket.create_connection(("127.0.0.1", self.port), 60) as connection:
+            connection.sendall(b"*%d\r\n" % len(words) + parts)
+            return connection.recv(65536).decode()
 
     def stop(self) -> None:
         """Kill it; what it had is lost."""

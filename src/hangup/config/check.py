@@ -59,6 +59,8 @@ def _shared_state_problems(settings: Settings) -> list[tuple[Path, str]]:
     if not re.fullmatch(r"[\w.-]+", settings.shared_state_name):
         said = f"shared_state_name: expected letters, digits, dots and dashes, got {settings.shared_state_name!r}"
         found.append((("shared_state_name",), said))
+    if settings.peer_host in ("0.0.0.0", "::"):  # noqa: S104 (not to listen there)
+        found.append((("peer_host",), f"peer_host: others cannot reach {settings.peer_host}; give an address of this host"))
     if settings.workers != 1:
         found.append((("workers",), "several workers and shared_state cannot be combined yet: run one gateway for each core"))
     return found

