@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -335,6 +336,27 @@ def test_a_tenants_quota_is_one_for_all_workers() -> None:
                 wait_until(lambda: not get_json(f"{gateway.admin_url}/api/calls")["live"])
 
 
+def test_tokens_per_minute_are_of_all_workers() -> None:
+    key = "k" * 20
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    with StandIn(slots=32, prefill_s=0.01, token_s=0.01, answer_tokens=LONG) as engine:
+        config = (
+            f'[[backend]]\nurl = "{engine.url}"\n[[tenant]]\nname = "t"\ntokens_per_minute = 600\nkey_sha256 = ["{digest}"]\n'
+        )
+        with Gateway(config=config, workers=2) as gateway:
+            started(gateway, 2)
+            began, served, refused = time.monotonic(), 0, 0
+            while refused < 8:  # both workers refuse
+                with Client(gateway.address) as client:
+                    client.chat({"Authorization": f"Bearer {key}"}, max_tokens=50)
+                    status = client.read_answer().status
+                assert status in (200, 429)
+                served += status == 200
+                refused += status == 429
+            refilled = (time.monotonic() - began) * 600 / 60
+            assert 8 <= served <= (600 + refilled) / 50 + 3, "each worker's own quota would be twice as much"
+
+
 def test_an_engine_that_works_for_another_worker_is_not_stuck() -> None:
     """vLLM counts no tokens for embeddings, so its figures stand still. The worker without calls must not take it for stuck."""
     with (
@@ -358,11 +380,9 @@ def test_workers_end_with_their_supervisor() -> None:
 
 
 UPSTREAM = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
-QUOTA = '[[tenant]]\nname = "t"\ntokens_per_minute = 3\nkey_sha256 = ["' + "a" * 64 + '"]\n'
 REFUSED = {
     "the embedded engine": ("", "embedded engine"),
     "an engine per worker": (UPSTREAM + 'spawn = "true"\n', "would spawn"),
-    "a quota": (UPSTREAM + QUOTA, "tokens_per_minute of tenant t"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic
@@ -22,6 +23,7 @@ class Band(IntEnum):
 
 
 NO_LIMIT = 10**9  # calls
+_LEVEL_OUTDATED_S = 2.0  # without news, a level that others charge as well is too old
 _PREDICTED_UNKNOWN = 256  # output tokens expected of a call before anything is known
 
 
@@ -40,27 +42,51 @@ class TenantTerms:
 
 
 class Allowance:
-    """Tokens per minute, as a bucket that may go into debt by one call, because its length is known only at its end."""
+    """Tokens per minute, as a bucket that may go into debt by one call, because its length is known only at its end.
 
-    __slots__ = ("_at", "_level", "per_minute")
+    Several processes may charge one allowance (`core/members/token_bank.py`): each gets the level of all (`set_level`). If it
+    hears nothing, it goes on with its part of the level and of the rate.
+    """
+
+    __slots__ = ("_at", "_level", "_outdated_at", "_parts", "_share", "charged", "per_minute")
 
     def __init__(self, per_minute: int) -> None:
         self.per_minute = per_minute
+        self.charged = 0.0  # in all
         self._level = float(per_minute)
         self._at: float | None = None
+        self._parts = 1  # how many processes charge it
+        self._share = 1.0  # this one's share of it, as long as nothing is heard
+        self._outdated_at = math.inf  # from then on
 
     def remaining(self, now: float) -> float:
         if self._at is not None:
-            self._level = min(self._level + (now - self._at) * self.per_minute / 60, self.per_minute)
+            until = min(now, max(self._outdated_at, self._at))
+            self._refill(until - self._at)
+            if now >= self._outdated_at:
+                self._outdated_at, self._share = math.inf, 1 / self._parts
+                self._level = min(self._level, self._level * self._share)
+            self._refill(now - until)
         self._at = now
         return self._level
 
+    def _refill(self, seconds: float) -> None:
+        most = self.per_minute * self._share
+        self._level = min(self._level + seconds * most / 60, most)
+
+    def set_level(self, level: float, included: float, parts: int, now: float) -> None:
+        """Take the level of all processes, in which so much of what was charged here is included."""
+        self._level, self._at = level - (self.charged - included), now
+        self._parts, self._share = parts, 1.0
+        self._outdated_at = now + _LEVEL_OUTDATED_S if parts > 1 else math.inf
+
     def charge(self, tokens: float) -> None:
         self._level -= tokens
+        self.charged += tokens
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until it is out of debt."""
-        return max(-self.remaining(now), 0.0) * 60 / self.per_minute
+        return max(-self.remaining(now), 0.0) * 60 / (self.per_minute * self._share)
 
 
 class Tenant(Generic[Q]):
@@ -95,11 +121,17 @@ class Tenant(Generic[Q]):
         self.patience_s: float | None = None  # how long its clients would wait in the queue, on average
         self.retries = RetryBudget()
         self._lengths: dict[int, Lengths] = {}
+        self.allowance: Allowance | None = None
         self.set_terms(terms)
 
     def set_terms(self, terms: TenantTerms) -> None:
         self.terms = terms
-        self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
+        if not terms.tokens_per_minute:
+            self.allowance = None
+        elif self.allowance is None:
+            self.allowance = Allowance(terms.tokens_per_minute)
+        else:  # what was used is used
+            self.allowance.per_minute = terms.tokens_per_minute
         self.has_quota = bool(terms.concurrency_max or terms.tokens_per_minute)
 
     def copy_for_jobs(self) -> Tenant[Q]:

@@ -18,6 +18,7 @@ from hangup.core.members.quotas import HELD_S, QuotaShares
 from hangup.core.members.shares import fair_shares
 from hangup.core.members.stop_records import EndedCall, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
+from hangup.core.members.token_bank import TokenBank, TokenLevel, TokensCharged
 from hangup.core.members.token_sums import TokenRow, TokenSums
 
 __all__ = [
@@ -38,8 +39,11 @@ __all__ = [
     "StopRecords",
     "Sum",
     "Tally",
+    "TokenBank",
+    "TokenLevel",
     "TokenRow",
     "TokenSums",
+    "TokensCharged",
     "WholeCount",
     "backend_places",
     "fair_shares",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport
+from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport, TokenBank, TokensCharged
 from hangup.core.members.pace import DEAD_HOLD_S, LOOK_S, SILENT_S
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.members.stop_hub import StopHub
+
+_LEVELS_S = 0.05  # between two messages about tenants' tokens
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the message, and its fields
 
@@ -41,6 +44,8 @@ class Hub:
         self.stops = StopHub(tell, self.members)
         self._places = PlaceAllocator(DEAD_HOLD_S)
         self._left = LeftCalls()
+        self._tokens = TokenBank()
+        self._levels_sent_at = -math.inf
         self._reported: dict[str, Reported] = {}
 
     def reported(self, member: str) -> Reported:
@@ -51,12 +56,14 @@ class Hub:
     def join(self, member: str) -> None:
         self.members.join(member)
         self.stops.joined(member)
+        self._send_token_levels([member], time.monotonic())
 
     def leave(self, member: str, now: float, *, died: bool) -> Reported:
         """Take back all that a member had; return its last report."""
         had_joined = member in self.members.names
         self.members.leave(member)
         self.stops.left(member, died=died and had_joined)
+        self._tokens.leave(member)
         self._send(self._places.leave(member, now, died=died))
         return self._reported.pop(member, Reported())
 
@@ -65,6 +72,7 @@ class Hub:
         self.members.look(now)
         self.stops.follow_leader()
         self._send(self._places.pass_time(now))
+        self._send_token_levels(self.members.names, now)
 
     # Reports
 
@@ -74,6 +82,22 @@ class Hub:
         if asks:
             more = {resource: self._places.expects_more(resource) for resource in asks}
             self._tell(member, "considered", {"more_may_come": more})
+
+    def note_tokens(self, member: str, rows: Iterable[TokensCharged]) -> None:
+        """Note what a member charged tenants so far, and let everybody know what is left, now or soon."""
+        now = time.monotonic()
+        self._tokens.note(member, rows, now)
+        if now - self._levels_sent_at >= _LEVELS_S:
+            self._send_token_levels(self.members.names, now)
+
+    def _send_token_levels(self, members: Iterable[str], now: float) -> None:
+        if not len(self._tokens):
+            return
+        self._levels_sent_at = now
+        count = len(self.members.names)
+        for member in members:
+            levels = [tuple(level) for level in self._tokens.levels(member, now)]
+            self._tell(member, "token_levels", {"levels": levels, "members": count})
 
     def learn_places(self, member: str, places: Iterable[PlaceReport]) -> None:
         """Note what a member holds, and grant nothing yet: this hub is new, and must know everybody first."""

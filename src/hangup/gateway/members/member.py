@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hangup.core.admission import BackendLoad
-from hangup.core.members import Allotments, Grant, LeftCall, PlaceReport, backend_places, needs_places
+from hangup.core.members import (
+    Allotments,
+    Grant,
+    LeftCall,
+    PlaceReport,
+    TokenLevel,
+    TokensCharged,
+    backend_places,
+    needs_places,
+)
 from hangup.core.reaper import PendingStop
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.members.quotas import SharedQuotas
@@ -34,6 +43,7 @@ class Member:
         self._sent_calls: dict[str, tuple[str, str]] = {}  # the calls in engines that the hub knows: backend and key
         self._has_slots = False  # any backend has slots, which are allotted
         self._quotas = SharedQuotas(gateway.placement, self._allotments, report_soon)
+        self._charged: dict[str, float] = {}  # by tenant, by the last report
         gateway.placement.on_wait = self._call_waits
 
     def close(self) -> None:
@@ -53,6 +63,24 @@ class Member:
         rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)
         return rows
+
+    def tokens_charged(self) -> list[TokensCharged]:
+        """Say what tenants with `tokens_per_minute` were charged here so far, if that has changed."""
+        rows = []
+        for name, tenant in self._gateway.placement.admission.tenants.items():
+            allowance = tenant.allowance
+            if allowance is not None and self._charged.get(name) != allowance.charged:
+                self._charged[name] = allowance.charged
+                rows.append(TokensCharged(name, allowance.per_minute, allowance.charged))
+        return rows
+
+    def take_token_levels(self, levels: Iterable[TokenLevel], members: int) -> None:
+        """Use what is left of tenants' tokens in all of so many members."""
+        now = time.monotonic()
+        for tenant, level, included in levels:
+            allowance = self._gateway.placement.admission.tenant(tenant).allowance
+            if allowance is not None:
+                allowance.set_level(level, included, members, now)
 
     def assume(self, share: float) -> None:
         """Use this share of every resource of which this process holds nothing, because there is no hub to ask."""

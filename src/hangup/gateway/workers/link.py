@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.types import ASGIApp
 
 from hangup.config.load import Configuration
-from hangup.core.members import LeftCall
+from hangup.core.members import LeftCall, TokenLevel
 from hangup.core.members.pace import HURRY_S, REPORT_S, SOON_AGAIN_S, SOON_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.members.member import Member
@@ -91,6 +91,9 @@ class SupervisorLink:
         report = self._member.calls()
         new = [call.row() for call in report.new]
         self.channel.send("calls", new=new, gone=report.gone, live=report.live, output=report.output)
+        charged = self._member.tokens_charged()
+        if charged:
+            self.channel.send("tokens_charged", rows=[tuple(row) for row in charged])
         self._report_places()
 
     def _report_places(self) -> None:
@@ -130,6 +133,8 @@ class SupervisorLink:
             self._server.reload()
         elif kind == "considered":
             self._member.considered(message["more_may_come"])
+        elif kind == "token_levels":
+            self._member.take_token_levels([TokenLevel(*row) for row in message["levels"]], message["members"])
         elif kind == "output":
             self._member.note_output(message["at"])
         elif kind == "drain":

@@ -27,11 +27,6 @@ def check_for_workers(settings: Settings) -> None:
         for backend in settings.backend
         if backend.spawn
     ]
-    problems += [
-        f"workers: tokens_per_minute of tenant {tenant.name} would apply to each worker, not to all together"
-        for tenant in settings.tenant
-        if tenant.tokens_per_minute
-    ]
     if settings.jobs == "provider":
         problems.append('workers: jobs = "provider" follows jobs in one process')
     if problems:
