@@ -8,10 +8,13 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hangup import __version__
-from hangup.cli.parser import CliParser, did_you_mean
 from hangup.errors import ConfigError, HangupError
+
+if TYPE_CHECKING:
+    from hangup.cli.parser import CliParser
 
 # The module of each command. Only the module of the given command is loaded, so that `hangup ps` need not load the gateway.
 COMMANDS = {
@@ -62,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"hangup {__version__}")
         return 0
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:  # without the parser, for the same reason
+        from hangup.cli.parser import did_you_mean  # noqa: PLC0415 - `hangup --version` need not load it
+
         hint = did_you_mean(given[0], COMMANDS) or f"commands: {', '.join(COMMANDS)}"
         print(f"hangup: unknown command {_readable(given[0])!r}\n  hint: {hint}", file=sys.stderr)
         return 2
@@ -107,6 +112,8 @@ def _open_closed_streams() -> None:
 
 def make_parser(command: str | None = None) -> CliParser:
     """Return the parser of all commands, or of one."""
+    from hangup.cli.parser import CliParser  # noqa: PLC0415 - `hangup --version` need not load it
+
     parser = CliParser(
         prog="hangup",
         description="When the client hangs up, the GPU stops: a gateway for LLM inference.",

@@ -35,6 +35,11 @@ HABITS = (
 )
 
 
+WHAT_THEY_DO = (
+    "Of the clients, {:.0%} stay, {:.0%} hang up early, {:.0%} refresh, {:.0%} time out after {:g} s and retry."
+).format(*(habit.share for habit in HABITS), HABITS[3].patience_s)
+
+
 @dataclass(slots=True)
 class CrowdTally:
     requests: int = 0
@@ -42,7 +47,13 @@ class CrowdTally:
     hung_up: int = 0
     refused: int = 0
     tokens: int = 0  # that reached a client
+    connected: int = 0  # requests whose client is there now
     first_token_s: list[float] = field(default_factory=list)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are under way, or were when the time was over."""
+        return self.requests - self.completed - self.hung_up - self.refused
 
     def first_token(self, share: float) -> float:
         """Return a percentile of the time to the first token. Clients that left before it count with their patience."""
@@ -72,6 +83,10 @@ class DemoCrowd:
         finally:
             await self._clients.close()
 
+    async def ask_at_once(self, count: int) -> None:
+        """Send that many requests and wait for all of their answers."""
+        await asyncio.gather(*(self._request(60.0, self._answer_tokens) for _ in range(count)))
+
     async def _behave(self, habit: Habit) -> None:
         for attempt in range(1 + habit.retries):
             last = attempt == habit.retries
@@ -84,7 +99,8 @@ class DemoCrowd:
         """Send one request; return True if its answer was complete."""
         tally, began = self.tally, time.monotonic()
         body = orjson.dumps({"prompt": "MENENIUS:\n", "max_tokens": self._answer_tokens, "ignore_eos": True, "stream": True})
-        writer, tokens = None, 0
+        writer, tokens, timed_out = None, 0, False
+        tally.connected += 1
         try:
             async with asyncio.timeout(patience_s) as deadline:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -103,14 +119,16 @@ class DemoCrowd:
                     if tokens >= tokens_wanted:
                         break
         except TimeoutError:
+            timed_out = True
             tally.first_token_s.append(patience_s)
         except OSError:
             pass
         finally:
+            tally.connected -= 1
             if writer is not None:
                 with contextlib.suppress(Exception):
                     writer.transport.abort()
-        if tokens or time.monotonic() - began >= patience_s:
+        if tokens or timed_out:
             tally.hung_up += 1
         else:
             tally.refused += 1

@@ -1,6 +1,7 @@
-"""A plain proxy, like many others: it reads the engine's answer to its end even if the client is gone.
+"""A plain proxy, like many others: it reads the engine's answer to its end even if the client is gone; with `closes`, it closes
+the engine's connection then, as nginx does.
 
-usage: python -m hangup.cli.demo_parts.plain_proxy ENGINE_PORT      (prints the port it listens on)
+usage: python -m hangup.cli.demo_parts.plain_proxy ENGINE_PORT [closes]     (prints the port it listens on)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import uvloop
 from hangup.tasks import Tasks
 
 
-async def serve(engine_port: int) -> None:
+async def serve(engine_port: int, *, closes: bool) -> None:
     # The loop references its tasks weakly, and a lost connection drops its reference: without this set, the garbage collector
     # would now and then end the call of a client that is gone, and the engine would notice.
     reading = Tasks("naive proxy")
@@ -30,7 +31,10 @@ async def serve(engine_port: int) -> None:
             engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", engine_port)
             engine_writer.write(head + body)
             while data := await engine_reader.read(65536):
-                if not writer.is_closing():
+                gone = writer.is_closing() or reader.at_eof()
+                if gone and closes:
+                    break
+                if not gone:
                     writer.write(data)
             engine_writer.close()
         writer.close()
@@ -41,4 +45,4 @@ async def serve(engine_port: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), closes="closes" in sys.argv[2:]))

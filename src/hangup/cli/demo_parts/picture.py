@@ -1,0 +1,101 @@
+"""What `hangup demo` shows: a table with both sides, and a verdict in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hangup.cli.demo_parts.crowd import CrowdTally
+from hangup.terminal import count, fit
+
+_LABEL, _SIDE = 31, 22  # columns
+_BAR = 18
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """One side, now or at its end."""
+
+    name: str
+    seconds: float
+    of_s: float
+    tally: CrowdTally
+    computed: float  # tokens, by the engine's own count
+    busy_s: float
+    in_engine: int = 0  # calls that run or wait there now
+    stuck_s: float | None = None  # how long it was busy without computing anything; None if that is not watched
+    restarts: int = 0
+
+    @property
+    def wasted(self) -> float:
+        return max(0.0, self.computed - self.tally.tokens)
+
+    @property
+    def wasted_share(self) -> float:
+        return self.wasted / self.computed if self.computed else 0.0
+
+    @property
+    def wasted_s(self) -> float:
+        return self.busy_s * self.wasted_share
+
+
+Row = tuple[str, Callable[[PhaseResult], str]]
+
+
+def table(results: list[PhaseResult], width: int = 80, *, live: bool = False) -> list[str]:
+    """Return the figures of each side beside each other, in lines that fit; `live`: also what is going on now."""
+    rows: list[Row] = [
+        ("", lambda o: o.name),
+        ("seconds", lambda o: f"{min(o.seconds, o.of_s):.0f} of {o.of_s:.0f}" if live else f"{o.of_s:.0f}"),
+        ("requests", lambda o: count(o.tally.requests)),
+        ("  completed", lambda o: count(o.tally.completed)),
+        ("  the client gave up", lambda o: count(o.tally.hung_up)),
+        ("  refused", lambda o: count(o.tally.refused)),
+        ("  unfinished", lambda o: count(o.tally.unfinished)),
+    ]
+    if results and results[0].stuck_s is not None:
+        rows += [("engine stuck", lambda o: f"{o.stuck_s or 0:.1f} s"), ("engine restarts", lambda o: count(o.restarts))]
+    else:
+        rows += [
+            ("tokens computed by the engine", lambda o: count(o.computed)),
+            ("  for nobody", lambda o: f"{count(o.wasted)} ({o.wasted_share:.0%})"),
+            ("  █ for a client, ░ for nobody", _bar),
+            ("engine time for nobody", lambda o: f"{o.wasted_s:.1f} s of {o.busy_s:.1f}"),
+        ]
+    rows += [
+        ("first token, p50", lambda o: f"{o.tally.first_token(0.5):.2f} s"),
+        ("first token, p99", lambda o: f"{o.tally.first_token(0.99):.2f} s"),
+    ]
+    if live:
+        rows += [
+            ("calls in the engine now", lambda o: count(o.in_engine)),
+            ("clients there now", lambda o: count(o.tally.connected)),
+        ]
+    label = max(12, min(_LABEL, width - 2 - len(results) * _SIDE))
+    return [
+        fit(f"  {fit(name, label):<{label}}" + "".join(f"{value(o):>{_SIDE}}" for o in results), width) for name, value in rows
+    ]
+
+
+def _bar(result: PhaseResult) -> str:
+    if not result.computed:
+        return "-"
+    nobody = round(_BAR * result.wasted_share)
+    return "█" * (_BAR - nobody) + "░" * nobody
+
+
+def verdict(without: PhaseResult, behind: PhaseResult) -> str:
+    """Return what the figures say, in one sentence; also if they say nothing."""
+    before, after = without.tally.completed, behind.tally.completed
+    if without.stuck_s is not None and behind.stuck_s is not None:
+        if not behind.restarts or behind.stuck_s >= without.stuck_s or after <= before:
+            return f"This run was too short for a verdict: {after} answers instead of {before}; take more --seconds."
+        return (
+            f"The engine got stuck: without hangup it stayed so for {without.stuck_s:.0f} s and completed {before} answers; "
+            f"hangup restarted it after {behind.stuck_s:.0f} s, and it completed {after}."
+        )
+    shares = f"{behind.wasted_share:.0%} of its tokens for nobody instead of {without.wasted_share:.0%}"
+    if after <= before:
+        return f"This run shows no gain in answers ({after} instead of {before}); the engine computed {shares}."
+    times = f" ({after / before:.1f} ×)" if before else ""
+    return f"With hangup, the same engine completed {after} answers instead of {before}{times}: it computed {shares}."
