@@ -40,12 +40,9 @@ _FAILED: list[str] = []  # tests whose leftovers are still to be collected
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_open(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_stays_open() -> Iterator[None]:
     with leftovers.closed_at_the_end():
         yield
-    marks = request.node.iter_markers("filterwarnings")
-    if any("unclosed" in text for mark in marks for text in mark.args):  # it leaves sockets to the collector: now, not later
-        leftovers.collect_quietly()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -34,6 +34,23 @@ def test_sockets_in_the_variables_of_a_failed_test_are_closed() -> None:
         assert [str(warning.message) for warning in told if warning.category is ResourceWarning] == []
 
 
+def test_sockets_in_a_cycle_are_collected_in_the_test_that_left_them() -> None:
+    def passes() -> None:
+        left: list[object] = [socket.create_connection(listener.getsockname())]
+        left.append(left)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.disable()
+        try:
+            with leftovers.closed_at_the_end():
+                passes()
+            gc.collect()
+        finally:
+            gc.enable()
+        assert [str(warning.message) for warning in told if warning.category is ResourceWarning] == []
+
+
 def test_what_a_failed_test_left_is_collected_without_a_word() -> None:
     def fails() -> None:
         left = socket.socket()

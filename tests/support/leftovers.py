@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import socket
 import threading
 import urllib.error
 import warnings
@@ -26,7 +27,7 @@ _MADE = [Client, httpx.Client, urllib.error.HTTPError]  # an SDK's client is one
 
 def watch() -> None:
     """Note each client that is made from now on."""
-    for kind in _MADE:
+    for kind in (*_MADE, socket.socket):
         _note_each(kind)
 
 
@@ -47,9 +48,19 @@ def closed_at_the_end() -> Iterator[None]:
     """Close what was opened within."""
     before = set(_OPENED)  # fixtures of whole modules
     yield
-    for opened in set(_OPENED) - before:
-        with contextlib.suppress(OSError):
-            (opened.sock if isinstance(opened, Client) else opened).close()
+    if _close(set(_OPENED) - before):
+        collect_quietly()
+
+
+def _close(left: set[Any]) -> bool:
+    """Close clients; return whether sockets are open that were made in another way. They may be in use; if not, the collector
+    closes them.
+    """
+    for opened in left:
+        if not isinstance(opened, socket.socket):
+            with contextlib.suppress(OSError):
+                (opened.sock if isinstance(opened, Client) else opened).close()
+    return any(opened.fileno() != -1 for opened in left if isinstance(opened, socket.socket))
 
 
 def collect_quietly() -> None:
