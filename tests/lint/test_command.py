@@ -80,6 +80,20 @@ def test_json_sarif_and_github(project: Path, capsys: pytest.CaptureFixture[str]
     assert line.startswith("::error file=") and "title=HU005 blocking-inference::" in line
 
 
+def test_sarif_names_files_by_references_that_are_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "app copy #2.py").write_text(BAD)
+    monkeypatch.chdir(inside)
+    run = json.loads(lint(capsys, inside, str(outside), "--format", "sarif")[1])["runs"][0]
+    files = [result["locations"][0]["physicalLocation"]["artifactLocation"] for result in run["results"]]
+    assert {"uri": "app%20copy%20%232.py", "uriBaseId": "%SRCROOT%"} in files
+    assert {"uri": (outside / "app copy #2.py").as_uri()} in files, "an absolute reference has no base"
+
+
 def marked(comment: str, codes: list[str] | None = None) -> list[str]:
     found = lint_source(BAD.replace(CALL, f"{CALL}  {comment}"), codes=codes or [*RULES, "HU100"])
     return [f.code for f in found]
@@ -208,14 +222,14 @@ def test_a_baseline_knows_findings_though_their_lines_move(project: Path, capsys
 
 def test_fixes_are_safe_and_complete(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = project / "app.py"
-    path.write_text(RULES["HU009"].bad + "x = 1  # hangup: ignore[HU003]\ny = 2  # hangup: ignore[HU003, HU005]  why\n")
+    path.write_text(RULES["HU009"].bad + "x = 1  # hangup: ignore[HU011]\ny = 2  # hangup: ignore[HU011, HU005]  why\n")
     code, _, err = lint(capsys, path, "--fix")
     assert (code, err) == (0, "hangup: no findings in 1 file, 4 fixed\n")
     assert path.read_text() == RULES["HU009"].good + "x = 1\ny = 2  # why\n"
-    kept = BAD.replace(CALL, f"{CALL}  # hangup: ignore[HU003, HU005]")
+    kept = BAD.replace(CALL, f"{CALL}  # hangup: ignore[HU011, HU005]")
     path.write_text(kept)
     assert lint(capsys, path, "--fix")[0] == 0
-    assert path.read_text() == kept.replace("[HU003, HU005]", "[HU005]")
+    assert path.read_text() == kept.replace("[HU011, HU005]", "[HU005]")
 
 
 def test_many_files_are_spread_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,6 @@ def _line(name: str, row: tuple[int, int, int]) -> str:
 
 
 if __name__ == "__main__":
-    for part in ("held-out", "third", "fourth"):
+    for part in ("held-out", "third", "fourth", "fifth"):
         found, leaks = recall(part)
         sys.stdout.write(f"{part}\n\n{table(part)}\n\nrecall: {found} of {leaks} ({found / leaks:.2f})\n")

@@ -57,6 +57,9 @@ class _Extract:
         text = module.text
         looks = any(word in text for word in _WATCHING_WORDS)  # a search for words is much faster than one for the pattern
         self.watching = [text.count("\n", 0, found.start()) + 1 for found in _WATCHES.finditer(text)] if looks else []
+        self.requests: set[str] = (
+            set()
+        )  # parameters of the function that are the framework's request, not the model of its body
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
 
     def run(self) -> FileFacts:
@@ -99,6 +102,7 @@ class _Extract:
         made.returned = _references(scope.returns)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self.signature(made, scope, node)
+        self.requests = {name for name, given in made.parameters.items() if given.rpartition(".")[2] == "Request"}
         made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
@@ -156,7 +160,9 @@ class _Extract:
             return
         use, into = self.use(site)
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
-        call.gives_request = any(_is_request(made, a) for a in (*site.node.args, *[k.value for k in site.node.keywords]))
+        if self.requests:
+            arguments = (*site.node.args, *[k.value for k in site.node.keywords])
+            call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)
         if not verb and vocabulary.forwards(module, site):
             verb, call.forwards = last, True
         if verb:
@@ -208,12 +214,6 @@ class _Extract:
 def _is_http_middleware(module: Module, decorator: ast.Call) -> bool:
     first = decorator.args[0] if decorator.args else None
     return module.dotted(decorator.func).endswith(".middleware") and isinstance(first, ast.Constant) and first.value == "http"
-
-
-def _is_request(made: FunctionFacts, node: ast.expr) -> bool:
-    """Return whether an argument is the framework's request, not the model of its body."""
-    given = made.parameters.get(node.id, "") if isinstance(node, ast.Name) else ""
-    return given.rpartition(".")[2] == "Request"
 
 
 def _asks_for_stream(site: Site) -> int:

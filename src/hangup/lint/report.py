@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hangup import __version__
 from hangup.lint.check import OTHERS
@@ -91,7 +92,8 @@ def _sarif_rules() -> list[dict[str, Any]]:
 
 def _sarif_result(f: Finding) -> dict[str, Any]:
     """Return a result with its path from the repository's root, without which code scanning shows no place."""
-    file = {"uri": _relative(f.path), "uriBaseId": "%SRCROOT%"}
+    path = _relative(f.path)  # absolute outside of the folder, and then it has no base
+    file = {"uri": path} if path.startswith("file:") else {"uri": quote(path), "uriBaseId": "%SRCROOT%"}
     region = {"startLine": f.line, "startColumn": f.column, "endLine": f.end_line}
     return {
         "ruleId": f.code,

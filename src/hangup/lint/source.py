@@ -219,11 +219,19 @@ class _Walk:
         if node.__class__ is ast.Expr:  # by far the most
             self.expression(node.value, frame, node)
             return
-        match node:
+        match node:  # the most common first
             case ast.Assign():
                 self.expression(node.value, frame, node)
                 for target in node.targets:
                     self.assign(target, node.value, frame, class_name)
+            case ast.If():
+                self.expression(node.test, frame, node)
+                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
+                self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
+            case ast.Return():
+                if node.value is not None:
+                    frame.function.returns.append(node.value)
+                    self.expression(node.value, frame, node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
                     self.expression(decorator, frame, node)
@@ -231,45 +239,37 @@ class _Walk:
                     if default is not None:
                         self.expression(default, frame, node)
                 self.block(node.body, self.enter(node, frame, class_name), "")
-            case ast.ClassDef():
-                self.module.classes.append(node)
-                for decorator in node.decorator_list:
-                    self.expression(decorator, frame, node)
-                self.block(node.body, Frame(node, "body", frame, frame.function), node.name)
-            case ast.Try() | ast.TryStar():
-                self.attempt(node, frame, class_name)
-            case ast.For() | ast.AsyncFor():
-                self.expression(node.iter, frame, node)
-                self.loop(node, frame, class_name)
-            case ast.While():
-                self.expression(node.test, frame, node)
-                self.loop(node, frame, class_name)
-            case ast.With() | ast.AsyncWith():
-                for item in node.items:
-                    self.expression(item.context_expr, frame, node)
-                    if isinstance(item.optional_vars, ast.Name):
-                        frame.function.assigned[item.optional_vars.id].append(item.context_expr)
-                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
-            case ast.If():
-                self.expression(node.test, frame, node)
-                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
-                self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
-            case ast.Match():
-                self.expression(node.subject, frame, node)
-                for case in node.cases:
-                    self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
-            case ast.Import() | ast.ImportFrom():
-                self.imported(node)
             case ast.AnnAssign():
                 if node.value is not None:
                     self.expression(node.value, frame, node)
                     self.assign(node.target, node.value, frame, class_name)
                 elif class_name and isinstance(node.target, ast.Name):
                     self.module.fields[class_name, node.target.id].append(node.annotation)
-            case ast.Return():
-                if node.value is not None:
-                    frame.function.returns.append(node.value)
-                    self.expression(node.value, frame, node)
+            case ast.For() | ast.AsyncFor():
+                self.expression(node.iter, frame, node)
+                self.loop(node, frame, class_name)
+            case ast.Import() | ast.ImportFrom():
+                self.imported(node)
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    self.expression(item.context_expr, frame, node)
+                    if isinstance(item.optional_vars, ast.Name):
+                        frame.function.assigned[item.optional_vars.id].append(item.context_expr)
+                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
+            case ast.Try() | ast.TryStar():
+                self.attempt(node, frame, class_name)
+            case ast.ClassDef():
+                self.module.classes.append(node)
+                for decorator in node.decorator_list:
+                    self.expression(decorator, frame, node)
+                self.block(node.body, Frame(node, "body", frame, frame.function), node.name)
+            case ast.While():
+                self.expression(node.test, frame, node)
+                self.loop(node, frame, class_name)
+            case ast.Match():
+                self.expression(node.subject, frame, node)
+                for case in node.cases:
+                    self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
             case _:
                 self.expression(node, frame, node)
 
