@@ -109,6 +109,10 @@ def test_secrets_are_read_again_and_found_nowhere(tmp_path: Path) -> None:
         with Gateway(config=secrets.text, env=secrets.env) as gateway:
             assert status_of(gateway, "planted-token-1") == 200 and status_of(gateway, "x") == 401
             answers = [ask(gateway.address, CHAT, {**BODY, "model": name}).body for name in ("one", "two", "three", "four")]
+            theirs = {"Authorization": "Bearer planted-client", "X-Api-Key": "planted-client", "Prefer": "respond-async"}
+            job = ask(gateway.address, CHAT, {**BODY, "model": "one"}, theirs)  # a job, which the store keeps
+            assert job.status == 202
+            answers.append(job.body)
             assert engine.seen()[-1]["headers"]["authorization"] == "Bearer planted-key-1"
             wait_until(lambda: headers_of(spans) >= {"planted-headers-1"}, what="a trace")
             seen += [*answers, *shown_by(gateway, "planted-token-1")]
@@ -171,6 +175,20 @@ def run(*arguments: str, env: dict[str, str]) -> Any:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")} | env
     command = [sys.executable, "-m", "hangup", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=clean, timeout=60, check=False)
+
+
+def test_a_replaced_file_is_read_without_a_signal(tmp_path: Path) -> None:
+    with StandIn(token_s=0.001) as engine:
+        key = tmp_path / "key"
+        key.write_text("planted-key-1")
+        config = f'config_watch_s = 0.1\n[[backend]]\nurl = "{engine.url}"\napi_key_file = "{key}"\n'
+        with Gateway(config=config) as gateway:
+            assert ask(gateway.address, CHAT, BODY).status == 200
+            (tmp_path / "new").write_text("planted-key-22")
+            (tmp_path / "new").rename(key)
+            gateway.find_line("configuration reloaded")
+            assert ask(gateway.address, CHAT, BODY).status == 200
+            assert engine.seen()[-1]["headers"]["authorization"] == "Bearer planted-key-22"
 
 
 def test_several_workers_get_them_and_read_them_again(tmp_path: Path) -> None:
