@@ -109,8 +109,8 @@ def test_secrets_are_read_again_and_found_nowhere(tmp_path: Path) -> None:
         with Gateway(config=secrets.text, env=secrets.env) as gateway:
             assert status_of(gateway, "planted-token-1") == 200 and status_of(gateway, "x") == 401
             answers = [ask(gateway.address, CHAT, {**BODY, "model": name}).body for name in ("one", "two", "three", "four")]
-            theirs = {"Authorization": "Bearer planted-client", "X-Api-Key": "planted-client", "Prefer": "respond-async"}
-            job = ask(gateway.address, CHAT, {**BODY, "model": "one"}, theirs)  # a job, which the store keeps
+            of_client = {"Authorization": "Bearer planted-client", "X-Api-Key": "planted-client", "Prefer": "respond-async"}
+            job = ask(gateway.address, CHAT, {**BODY, "model": "one"}, of_client)  # a job, which the store keeps
             assert job.status == 202
             answers.append(job.body)
             assert engine.seen()[-1]["headers"]["authorization"] == "Bearer planted-key-1"
