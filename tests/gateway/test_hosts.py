@@ -306,6 +306,18 @@ def test_hang_ups_leave_no_place_behind() -> None:
             engine.wait_idle()
 
 
+def test_what_somebody_else_wrote_into_the_store_stops_no_call() -> None:
+    with engine_and_store() as (engine, store), gateway_at(engine, store.url) as gateway:
+        store.command("HSET", "hangup:{hangup}:members", "somebody", '{"seq": 1}')
+        (lost,) = seen(gateway, "shared_state_lost")
+        assert "it holds what this version cannot read" in lost["error"]
+        clients = streams(gateway, SLOTS)
+        running(engine, SLOTS)
+        store.command("HDEL", "hangup:{hangup}:members", "somebody")
+        wait_until(lambda: gateway.metrics()["hangup_shared_state_failing"] == 0)
+        close(*clients)
+
+
 # The start
 
 

@@ -110,8 +110,8 @@ class StoreLink:
         while True:
             try:
                 await self._exchange()
-            except SharedStateFailed as failure:
-                self._failed(failure)
+            except (SharedStateFailed, LookupError, TypeError, ValueError) as error:
+                self._failed(error if isinstance(error, SharedStateFailed) else self._unreadable(error))
                 await asyncio.sleep(self._pauses.failed(time.monotonic()))
                 continue
             self._worked()
@@ -160,6 +160,11 @@ class StoreLink:
         self.up = False
         self._member.assume(self._share())
         self._joined.set()
+
+    def _unreadable(self, error: Exception) -> SharedStateFailed:
+        """Describe what another program, or another version of hangup, has left in the store."""
+        what = f"{type(error).__name__}: {error}"
+        return SharedStateFailed(f"cannot use {self.store.address}: it holds what this version cannot read ({what})")
 
     def _worked(self) -> None:
         if not self.up:
