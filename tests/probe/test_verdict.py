@@ -175,3 +175,13 @@ def test_undisturbed_calls_that_vary_too_much_are_no_measure() -> None:
     noisy = QuietTimes((*QUIET.times[1:], 2.5))
     trials = [EchoTrial(noisy.middle + 2.0, 6.0)] * 4
     assert judge_echo(trials, noisy, WITHIN_S, 50.0, wanted_s=2.6).ruling is Ruling.UNTOLD
+
+
+@given(pace=st.floats(0.5, 1.2), reads_s=st.floats(1.0, 9.0))
+def test_a_prompt_that_is_read_for_longer_than_reckoned_is_no_answer_that_ran_on(pace: float, reads_s: float) -> None:
+    """Seen in its slot without a token until it was gone: nothing was computed for nobody."""
+    looks = [Look(n * pace, n * pace + 0.01, int(n * pace < reads_s), 0) for n in range(1, 40)]
+    slow = Trial(1, looks, 2.0, 4000, exact=False, rate=1000.0)
+    assert judge(slow, WITHIN_S).ruling is Ruling.STOPPED
+    deaf = replace(slow, looks=[replace(look, tokens=round(min(look.asked_at, reads_s) * 4000 / reads_s)) for look in looks])
+    assert judge(deaf, WITHIN_S).ruling is not Ruling.STOPPED or reads_s < WITHIN_S + 2 * pace

@@ -69,6 +69,7 @@ class FiguresTrial:
             self._watch.source.lag_s,
             self._stage.rest_s * 0.8,
             exact,
+            self._stage.speed.rate,
         )
         return judge(trial, self._within_s)
 

@@ -10,6 +10,7 @@ from statistics import median
 FIGURES = "the engine's own figures"
 VAGUE = "asked too rarely to say whether within"
 _NOTHING = 2  # tokens: the probe counts events with text, an engine counts tokens
+_RATE_MAX = 2.0  # times as fast as measured: a machine may have become less busy
 RAN_ON = 0.8  # work that lasted for this share of the rest of its answer was not stopped: it ended by itself
 
 
@@ -48,6 +49,7 @@ class Trial:
     lag_s: float = 0.0  # how old its figures may be
     wanted_s: float = 0.0  # how long that should at least have been, for a verdict that nothing stopped it
     exact: bool = True  # tokens are the engine's count; otherwise what was seen of its slots, which may be less
+    rate: float = 0.0  # tokens a second of one call, as measured before; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,10 @@ def _ended_itself(trial: Trial, busy: Sequence[Look], tokens: int | None, lower:
         later = [look.excess for look in busy if look.asked_at >= lower / 2]
         lasting = max(1, min(trial.departed, round(median(later)))) if later else trial.departed
         return tokens >= expected * lasting
+    if tokens is not None and trial.rate and trial.departed == 1 and busy:
+        most = (busy[-1].tokens or 0) - trial.delivered + trial.rate * _RATE_MAX * (upper - lower)
+        if most < expected:  # when it was last seen at work it had so many to come that it cannot have got them since
+            return False
     end_s = RAN_ON * trial.remaining_s
     if lower >= end_s:
         return True
