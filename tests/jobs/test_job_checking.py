@@ -22,12 +22,14 @@ ITEM = [NewItem("c", PATH, b"{}")]
 
 
 class TestChecking:
-    def test_a_batch_that_cannot_be_checked_fails_and_is_not_checked_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_batch_that_cannot_be_checked_fails_and_is_not_checked_for_ever(
+        self, store_path: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def bug(*_: object) -> Any:
             raise ZeroDivisionError
 
         async def run() -> None:
-            async with open_registry(JobStore(""), FakeGateway()) as registry:
+            async with open_registry(JobStore(store_path), FakeGateway()) as registry:
                 job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, None, window_s=86_400)
                 assert registry.check_lines is not None
                 monkeypatch.setattr(InputLines, "finish", bug)
@@ -37,13 +39,13 @@ class TestChecking:
 
         asyncio.run(run())
 
-    def test_a_quota_that_is_used_up_is_no_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_quota_that_is_used_up_is_no_fault_of_ours(self, store_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
         reported: list[str] = []
         monkeypatch.setattr(TASKS, "on_failure", lambda name, error: reported.append(name))
 
         async def run() -> None:
             host = FakeGateway(limits=LimitSettings(jobs_max=1))
-            async with open_registry(JobStore(""), host) as registry:
+            async with open_registry(JobStore(store_path), host) as registry:
                 await registry.submit("job_a", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
                 with pytest.raises(Refusal):
                     await registry.submit("job_b", Kind.CALL, "ann", CALL, ITEM, lease_s=60)

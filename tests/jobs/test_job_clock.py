@@ -51,9 +51,11 @@ class Idle:
 
 
 @pytest.mark.parametrize("jump_s", [-400_000.0, 400_000.0])
-def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+def test_a_clock_that_is_set_ends_no_lease_and_no_window(
+    store_path: str, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
     async def run() -> None:
-        loop, host, store = asyncio.get_running_loop(), Idle(), JobStore("")
+        loop, host, store = asyncio.get_running_loop(), Idle(), JobStore(store_path)
         registry = JobRegistry(store, host, loop, keep_days=1)
         await registry.open()
         item = [NewItem("a", "/v1/chat/completions", b"{}")]
@@ -143,11 +145,11 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
     asyncio.run(run(first=False))
 
 
-def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(store_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker that takes the job when the clock is right again gives it its full time. Found by `make chaos`, seed 11."""
 
     async def run() -> None:
-        loop, store, real = asyncio.get_running_loop(), JobStore(""), time.time
+        loop, store, real = asyncio.get_running_loop(), JobStore(store_path), time.time
         registry = JobRegistry(store, Idle(), loop, keep_days=30)
         await registry.open()
         monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400)

@@ -22,9 +22,9 @@ from support.waiting import soon
 
 
 class TestReading:
-    def test_results_that_are_pruned_while_they_are_read(self) -> None:
+    def test_results_that_are_pruned_while_they_are_read(self, store_path: str) -> None:
         async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
+            host, store = FakeGateway(), JobStore(store_path)
             async with open_registry(store, host) as registry:
                 batches = registry.shapes[Kind.BATCH]
                 assert isinstance(batches, Batches)
@@ -43,9 +43,9 @@ class TestReading:
 
         asyncio.run(run())
 
-    def test_a_file_that_is_deleted_while_it_is_read(self) -> None:
+    def test_a_file_that_is_deleted_while_it_is_read(self, store_path: str) -> None:
         async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
+            host, store = FakeGateway(), JobStore(store_path)
             async with open_registry(store, host) as registry:
 
                 def write() -> Any:
@@ -78,9 +78,9 @@ class TestReading:
 
 
 class TestPrune:
-    def test_a_large_job_goes_in_portions(self) -> None:
+    def test_a_large_job_goes_in_portions(self, store_path: str) -> None:
         """Nobody waits for the whole deletion, and none of its bytes stay."""
-        store = JobStore("")
+        store = JobStore(store_path)
         jobs = store.jobs
         for n in range(3):
             job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [NewItem(f"c{k}", "/", b"x" * 100) for k in range(2500)])
@@ -126,11 +126,11 @@ class TestLines:
             assert batch.status == "failed" and batch.errors.data[0].line == 2
             assert "levels deep" in batch.errors.data[0].message
 
-    def test_an_input_that_is_deleted_while_it_is_checked(self, tmp_path: Path) -> None:
+    def test_an_input_that_is_deleted_while_it_is_checked(self, store_path: str, tmp_path: Path) -> None:
         """Either all of it runs, or nothing, and the job says why."""
 
         async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
+            host, store = FakeGateway(), JobStore(store_path)
             async with open_registry(store, host) as registry:
                 text = b"".join(line(f"r{n}").encode().ljust(1023) + b"\n" for n in range(600))
 

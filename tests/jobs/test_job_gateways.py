@@ -357,7 +357,7 @@ class TestTwo:
                 two._active.clear()
                 job = await two.find("job_a", "ann", Kind.CALL)
                 active = two.active_job(job)
-                assert active is not None and active.touched
+                assert active is not None and job.key in two._interest.take()
                 assert two.listen(job) is not None
 
         asyncio.run(run())

@@ -18,11 +18,11 @@ from support.processes import Gateway, StandIn
 from support.waiting import soon, wait_until
 
 
-def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
+def test_an_engine_that_has_no_room_is_asked_again(store_path: str, tmp_path: Path) -> None:
     """A 429 does not count as a failure of the item; hangup respects `retry-after`."""
 
     async def run() -> None:
-        host, store = FakeGateway(), JobStore("")
+        host, store = FakeGateway(), JobStore(store_path)
         async with open_registry(store, host) as registry:
             job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
             await soon(lambda: len(host.items) == 1)
@@ -58,3 +58,20 @@ def test_killing_one_item_leaves_the_batch_alone(tmp_path: Path) -> None:
         (row,) = [json.loads(text) for text in sdk.files.content(batch.error_file_id or "").text.splitlines()]
         assert row["custom_id"] == "r0" and row["error"]["code"] == "killed"
         assert len(results(sdk, batch.output_file_id)) == 4
+
+
+def test_single_calls_that_cannot_start_yet_are_not_all_claimed() -> None:
+    """Each is urgent, because it need not wait behind a batch; but what a gateway has claimed is in its memory."""
+
+    async def run() -> None:
+        host, store = FakeGateway(room=0), JobStore("")
+        async with open_registry(store, host, ticks=False) as registry:
+            for n in range(60):
+                await registry.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=600)
+            claimed = await store.do(lambda: store.jobs.claimed_by(registry.worker))
+            assert 0 < len(claimed) <= 16
+            host.room = 1000
+            registry.runner.wake("ann")
+            await soon(lambda: len(host.items) == 60)
+
+    asyncio.run(run())

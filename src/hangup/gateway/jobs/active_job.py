@@ -21,7 +21,7 @@ REASON_OF = {
 class ActiveJob:
     """A job that has not ended, with its lease and its listeners."""
 
-    __slots__ = ("changed", "ends_at", "event_log", "job", "lease", "submitted_here", "touched")
+    __slots__ = ("changed", "ends_at", "event_log", "job", "lease", "submitted_here")
 
     def __init__(self, job: Job, now: float, now_of_day: float) -> None:
         self.job = job
@@ -29,7 +29,6 @@ class ActiveJob:
         self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
         self.event_log: EventLog | None = None
         self.submitted_here = False  # submitted to this process: no client has seen events of an earlier attempt
-        self.touched = False  # a client asked for the job, and the store does not know it yet
         self.changed = asyncio.Event()  # replaced by a new event after each change
 
     def update(self, job: Job) -> None:
@@ -37,14 +36,14 @@ class ActiveJob:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    def may_be_due_at(self, now: float) -> float | None:
+        """Return the earliest time at which the job may have to end, as things are; None if it may live for ever."""
+        lease_ends = now + max(self.lease.remaining_s(now), 0.0) if self.lease is not None else None
+        times = [at for at in (self.ends_at, lease_ends) if at is not None]
+        return min(times, default=None)
+
     def cancel_cause(self, now: float, known_until: float) -> Cause | None:
         """Return why the job has to end now, if so; of renewals of its lease after `known_until` we may not know yet."""
         if self.ends_at is not None and now >= self.ends_at:
             return Cause.WINDOW
         return Cause.LEASE if self.lease is not None and self.lease.expired(known_until) else None
-
-    def take_touched(self) -> bool:
-        """Return whether other processes must renew the lease, and start over: a client has asked since, or listens."""
-        touched = self.touched or (self.lease is not None and self.lease.held)
-        self.touched = False
-        return touched

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, ValuesView
+from collections.abc import Callable, Coroutine, ValuesView
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,10 +21,14 @@ from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.gateway.jobs import workers
 from hangup.gateway.jobs.active_job import REASON_OF, ActiveJob
+from hangup.gateway.jobs.due_jobs import DueJobs
 from hangup.gateway.jobs.event_log import EventLog
+from hangup.gateway.jobs.interest import ClientInterest
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.item_shape import ItemShape
 from hangup.gateway.jobs.quotas import JobQuotas
+from hangup.gateway.jobs.repeating import Repeating
+from hangup.gateway.jobs.retention import delete_old
 from hangup.gateway.jobs.runner import ItemRunner, RunnerHost
 from hangup.gateway.jobs.shared_events import EXCHANGE_EVERY_S, SharedEvents
 from hangup.gateway.store.jobs import Job, JobStore, NewItem, NewJob
@@ -37,6 +41,7 @@ _HEARTBEAT_EVERY_S = 2.0
 _RENEWAL_LAG_S = 2 * _HEARTBEAT_EVERY_S  # until a renewal at another process is known here: written in a beat, read in a tick
 _STORE_WAIT_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
+_LOADED_MAX, _COMPARED_MAX = 1000, 500  # active jobs read at a time at the start, and compared with the store per heartbeat
 _CLOSE_S = 10.0  # for the last results and claims
 _DAY_S = 86_400.0
 _ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim and events per attempt
@@ -52,9 +57,12 @@ class JobRegistry:
         self._loop = loop
         self._keep_s = keep_days * _DAY_S
         self._active: dict[int, ActiveJob] = {}
+        self._due = DueJobs(self._active)
+        self._interest = ClientInterest()
+        self._to_compare: list[int] = []  # active jobs that are still to be compared with the store; see `_reconcile`
         self.shapes: dict[Kind, ItemShape] = {}
         self._draining = False
-        self._closing = asyncio.Event()
+        self._repeating = Repeating(self._store_failed, host.fault)
         self._watches = Tasks("job watches")
         # The code that awaits a task reports its refusal; `ResultWriter` reports that the store fails.
         self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
@@ -76,15 +84,20 @@ class JobRegistry:
         try:
             self._clock = SteadyClock(await store.do(store.clock.latest), time.time(), self._loop.time())
             await self._requeue_from_dead_workers()
-            await self._refresh()
+            self._last_change, _ = await store.do(lambda: store.jobs.changes(None))
+            last = await self._load_active(0)
         except BaseException:
             await self._runner.close()
             raise
         # Separate tasks: a store that is slow, or hangs, must neither keep engines at work nor make us look dead.
-        self._watches.keep("job leases", partial(self._repeat, _TICK_S, self._cancel_due_jobs))
-        self._watches.keep("job changes", partial(self._repeat, _TICK_S, self._read_changes))
-        self._watches.keep("job events", partial(self._repeat, EXCHANGE_EVERY_S, self._shared_events.exchange))
-        self._watches.keep("job heartbeat", partial(self._repeat, _HEARTBEAT_EVERY_S, self._heartbeat))
+        self._watches.keep("job leases", partial(self._repeating.run, _TICK_S, self._cancel_due_jobs))
+        self._watches.keep("job changes", partial(self._repeating.run, _TICK_S, self._read_changes))
+        self._watches.keep("job events", partial(self._repeating.run, EXCHANGE_EVERY_S, self._shared_events.exchange))
+        if last is not None:
+            for tenant in await store.do(store.jobs.tenants):
+                self._runner.wake(tenant)
+            self.start_task(self._load_more(last))
+        self._watches.keep("job heartbeat", partial(self._repeating.run, _HEARTBEAT_EVERY_S, self._heartbeat))
 
     @property
     def worker(self) -> int:
@@ -219,11 +232,13 @@ class JobRegistry:
             return None
         if active.lease is not None:
             active.lease.listen()
+        self._interest.listen(job.key)
         self._shared_events.listen(job.key)
         return self._event_log(active)
 
     def stop_listening(self, job: Job) -> None:
         self._shared_events.stop_listening(job.key)
+        self._interest.stop_listening(job.key)
         active = self._active.get(job.key)
         if active is not None and active.lease is not None:
             active.lease.stop_listening(self._loop.time())
@@ -231,7 +246,7 @@ class JobRegistry:
     def _renew(self, active: ActiveJob) -> None:
         if active.lease is not None:
             active.lease.renew(self._loop.time())
-            active.touched = True
+            self._interest.ask([active.job.key])
 
     # Events of items (`ItemEvents`)
 
@@ -275,6 +290,7 @@ class JobRegistry:
         if active is None and not job.status.ended:
             now = self._loop.time()
             active = self._active[job.key] = ActiveJob(job, now, max(self._clock.at(time.time(), now), job.created))
+            self._due.add(job.key, now)
         if active is None:
             return
         active.update(job)
@@ -290,31 +306,13 @@ class JobRegistry:
         if active is not None and active.event_log is not None:
             active.event_log.close()
 
-    # Periodic work
-
-    async def _repeat(self, pause_s: float, work: Callable[[float], Awaitable[None]]) -> None:
-        """Run `work` periodically until `close`, also during a drain.
-
-        While we hold items, other workers must see our heartbeat, and we must see their changes.
-        """
-        while not self._closing.is_set():
-            try:
-                await work(self._loop.time())
-            except StoreFailed as failure:
-                self._runner.writer.store_failed(failure)
-            except Exception as error:  # no bug may stop leases, heartbeats and windows
-                self._host.fault(error)
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._closing.wait()
-            except TimeoutError:
-                continue
+    # Periodic work, by `Repeating`
 
     async def _cancel_due_jobs(self, now: float) -> None:
         """Cancel the jobs whose lease or window has run out, without waiting for the store to take it."""
         # While the store hangs, clients may renew leases at other processes without our knowing.
         known_until = self._read_at - _RENEWAL_LAG_S if self.others else now
-        for active in self._active.values():
+        for active in self._due.take(now, _TICK_S):
             cause = active.cancel_cause(now, known_until)
             if cause is not None and self._may_cancel(active.job):
                 self.start_task(self.cancel(active.job, cause))
@@ -334,7 +332,7 @@ class JobRegistry:
 
     async def _heartbeat(self, now: float) -> None:
         store = self.store
-        touched = [active.job.key for active in self._active.values() if active.take_touched()]
+        touched = self._interest.take() & self._active.keys()
         time_of_day = self._clock.at(time.time(), self._loop.time())
 
         def work() -> bool:
@@ -346,9 +344,7 @@ class JobRegistry:
         try:
             registered = await store.do(work)
         except StoreFailed:
-            for key in touched:  # retry with the next heartbeat
-                if key in self._active:
-                    self._active[key].touched = True
+            self._interest.ask(touched)  # retry with the next heartbeat
             raise
         if not registered:
             self._worker = await store.do(lambda: store.workers.register(workers.this_host(), workers.this_process()))
@@ -387,13 +383,33 @@ class JobRegistry:
         self.store.workers.remove(worker)  # first: from now on it claims nothing more
         return self.store.jobs.give_back_all(worker, time.time())
 
+    async def _load_active(self, after: int) -> int | None:
+        """Read some of the active jobs; return the last of them, or None if there are no more."""
+        store = self.store
+        async with self._reading:
+            jobs = await store.do(lambda: store.jobs.active(after, _LOADED_MAX))
+            self._note_changes(jobs)
+        return jobs[-1].key if len(jobs) == _LOADED_MAX else None
+
+    async def _load_more(self, last: int | None) -> None:
+        """Read the other active jobs while calls are served already. Work for each tenant is found without them."""
+        while last is not None and not self._repeating.closing:
+            try:
+                last = await self._load_active(last)
+            except StoreFailed as failure:
+                self._store_failed(failure)
+                await asyncio.sleep(_TICK_S)
+
     async def _refresh(self) -> None:
-        """Read the jobs that changed since the last time, perhaps by other processes; the first time, read all active jobs."""
+        """Read the jobs that changed since the last time, perhaps by other processes."""
         store = self.store
         async with self._reading:  # one at a time: two readers must not process the same changes
             since = self._last_change
 
             self._last_change, jobs = await store.do(lambda: store.jobs.changes(since))
+        self._note_changes(jobs)
+
+    def _note_changes(self, jobs: list[Job]) -> None:
         for job in jobs:
             active = self._active.get(job.key)
             if active is not None and active.job.touched != job.touched and active.lease is not None:
@@ -413,9 +429,16 @@ class JobRegistry:
             self._runner.wake(job.tenant)
 
     async def _reconcile(self) -> None:
-        """Adopt batches whose checker has died, and drop jobs that another process has meanwhile ended or even deleted."""
-        store, known = self.store, set(self._active)
-        active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
+        """Adopt batches whose checker has died, and drop jobs that another process has meanwhile ended or even deleted.
+
+        `_refresh` shows what others have ended, but not what they have deleted right after. So some of the active jobs are
+        compared each time, in turn, and those to which clients listen always.
+        """
+        store = self.store
+        self._to_compare = self._to_compare or list(self._active)
+        some, self._to_compare = self._to_compare[:_COMPARED_MAX], self._to_compare[_COMPARED_MAX:]
+        known = {*some, *self._interest.listened} & self._active.keys()
+        active, unchecked = await store.do(lambda: (store.jobs.still_active(known), store.jobs.unchecked()))
         for job in unchecked:
             self._adopt_check(job)
         for key in known - active:
@@ -436,20 +459,8 @@ class JobRegistry:
 
     async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
         """Delete jobs that ended long ago and expired files; return the number of jobs."""
-        store = self.store
         time_of_day = self._clock.at(time.time(), self._loop.time()) if now is None else now
-        count, more = 0, True
-        while more:
-            pruned, more = await store.do(lambda: store.jobs.prune(time_of_day - older_than_s, tenant))
-            count += pruned
-        if tenant is None:
-            created_before = time_of_day - max(older_than_s, self._keep_s)
-            unready_before = time_of_day - max(self._host.limits.upload_s * 2, _DAY_S)
-            while await store.do(lambda: store.files.prune(time_of_day, created_before, unready_before)):
-                pass
-        while await store.do(store.shrink):
-            pass
-        return count
+        return await delete_old(self.store, time_of_day, older_than_s, self._keep_s, self._host.limits.upload_s, tenant)
 
     # Shutdown
 
@@ -461,7 +472,7 @@ class JobRegistry:
     async def close(self) -> None:
         """Write what is pending, give back all claims and close the store. Every call must have ended."""
         self.stop()
-        self._closing.set()
+        self._repeating.close()
         written = await self._runner.close(_CLOSE_S)
         await self._watches.close()
         await self._tasks.close()
@@ -476,6 +487,9 @@ class JobRegistry:
             self._host.log_event("job_store_failed", error=str(failure) or f"no answer within {_CLOSE_S:g} s")
         await asyncio.to_thread(self.store.close)
         await self._runner.abandon()
+
+    def _store_failed(self, failure: StoreFailed) -> None:
+        self._runner.writer.store_failed(failure)
 
     def start_task(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         return self._tasks.start(work)

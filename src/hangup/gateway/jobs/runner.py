@@ -174,7 +174,9 @@ class ItemRunner:
         while len(tenant_items) and not self.writer.hold_up_if_full() and self._host.jobs_waiting(tenant) < _WAITING_PER_TENANT:
             self._send(tenant_items.pop_next(), tenant_items)
         wanted = min(max(_CLAIMED_MIN, 2 * tenant_items.sent), _CLAIMED_MAX)
-        claim_more = tenant_items.more_in_store and (tenant_items.urgent or len(tenant_items) <= wanted // 2)
+        # A single call need not wait behind the batches in the hand; behind other single calls it waits in the store as well.
+        in_front = len(tenant_items.single_items) if tenant_items.urgent else len(tenant_items)
+        claim_more = tenant_items.more_in_store and in_front <= wanted // 2
         if claim_more and not tenant_items.claiming and not self.writer.failing and not self.writer.hold_up_if_full():
             tenant_items.claiming, tenant_items.urgent = True, False
             self._claim_tasks.start(self._claim(tenant, tenant_items, max(wanted - len(tenant_items), 1)))

@@ -330,8 +330,12 @@ class PostgresJobTable(JobTable):
         """See `JobTable`. Transactions before the returned one have ended; later ones are read the next time, perhaps again."""
         (oldest,) = self._db.execute("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint").fetchone()
         if since is None:
-            return oldest, self.active()
+            return oldest, []
         return oldest, self._select("changed >= ? AND changed_by <> ? ORDER BY key", since, self._connection.number)
+
+    def still_active(self, keys: Iterable[int]) -> set[int]:
+        rows = self._db.execute("SELECT key FROM job WHERE ended IS NULL AND key = ANY(?)", (list(keys),))
+        return {key for (key,) in rows}
 
     def used_by(self, tenants: Iterable[str]) -> dict[str, Used]:
         names = list(tenants)

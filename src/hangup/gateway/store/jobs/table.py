@@ -70,11 +70,14 @@ class JobTable:
         assert job is not None
         return job
 
-    def active(self) -> list[Job]:
-        return self._select("ended IS NULL ORDER BY key")
+    def active(self, after: int = 0, count: int = 1 << 31) -> list[Job]:
+        """Return jobs that have not ended, oldest first, from the one after key `after` on."""
+        return self._select("ended IS NULL AND key > ? ORDER BY key LIMIT ?", after, count)
 
-    def active_keys(self) -> set[int]:
-        return {key for (key,) in self._db.execute("SELECT key FROM job WHERE ended IS NULL")}
+    def still_active(self, keys: Iterable[int]) -> set[int]:
+        """Return which of these jobs have not ended."""
+        active = "SELECT key FROM job WHERE ended IS NULL AND key IN (SELECT value FROM json_each(?))"
+        return {key for (key,) in self._db.execute(active, (orjson.dumps(list(keys)).decode(),))}
 
     def unchecked(self) -> list[Job]:
         """Return jobs whose input lines were being checked by a worker that is gone."""
@@ -83,9 +86,9 @@ class JobTable:
         )
 
     def changes(self, since: int | None) -> tuple[int, list[Job]]:
-        """Return jobs, including ended ones, that others changed after `since`, and from where to read on; None: all active."""
+        """Return jobs, including ended ones, that others changed after `since`, and from where to read on; None: only that."""
         (last,) = self._db.execute("SELECT n FROM change").fetchone()
-        return last, self.active() if since is None else self._select("changed > ? ORDER BY key", since)
+        return last, self._select("changed > ? ORDER BY key", since) if since is not None else []
 
     def page(
         self,
@@ -104,6 +107,10 @@ class JobTable:
         return self._select(
             f"{where} ORDER BY key {order} LIMIT ?5", tenant, kind, before if before is not None else 1 << 62, after or 0, count
         )
+
+    def tenants(self) -> list[str]:
+        """Return the tenants with jobs that have not ended."""
+        return [tenant for (tenant,) in self._db.execute("SELECT tenant FROM used GROUP BY tenant HAVING sum(jobs) > 0")]
 
     def used(self, tenant: str) -> Used:
         return self.used_by([tenant])[tenant]
