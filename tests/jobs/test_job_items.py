@@ -31,7 +31,7 @@ def test_an_engine_that_has_no_room_is_asked_again(store_path: str, tmp_path: Pa
             assert item.flow is not None
             assert item.retry_after_s == 2
             item.flow.call.status = 429
-            item.flow.end(reasons.COMPLETED)
+            item.flow.end(reasons.ENGINE_REFUSED)
             await soon(lambda: len(host.items) == 2)
             assert time.monotonic() - asked_at >= 1.9
             assert [entry.cause for entry in host.booked] == ["shed"], "it has completed nothing"

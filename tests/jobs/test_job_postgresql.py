@@ -120,7 +120,7 @@ class TestOpening:
         for form in ([], ["--json"]):
             assert main(["config", "show", *form, "--jobs", NOBODY_LISTENS, "--ledger", NOBODY_LISTENS]) == 0
             text = capsys.readouterr().out
-            assert "secret" not in text and text.count("hangup:***@127.0.0.1:1/jobs") == 2
+            assert ":secret" not in text and text.count("hangup:***@127.0.0.1:1/jobs") == 2
 
     def test_a_gateway_that_freezes_while_it_migrates(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
         import psycopg

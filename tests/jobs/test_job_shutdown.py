@@ -56,14 +56,14 @@ class TestTheLastWrite:
         asyncio.run(run())
         assert self.states(tmp_path / "jobs") == [ItemState.SUCCEEDED, ItemState.CLAIMED]
 
-    def test_one_whose_end_nobody_sees_is_in_doubt(self, store_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_whose_end_nobody_sees_is_in_doubt(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CLOSE_S", 0.1)
         monkeypatch.setattr(worker_thread, "_CLOSE_S", 0.1)
         monkeypatch.setattr(runner, "_ABANDON_S", 0.1)
         disk_works = threading.Event()
 
         async def run() -> None:
-            host, store = FakeGateway(), JobStore(store_path)
+            host, store = FakeGateway(), JobStore("")
             monkeypatch.setattr(store.jobs, "finish", lambda *_: disk_works.wait(120) and None)
             async with open_registry(store, host) as registry:
                 await registry.submit("batch_a", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
