@@ -96,6 +96,7 @@ def test_the_data_port_is_no_admin_port(pair: tuple[Gateway, StandIn]) -> None:
         (["ps", "--sort", "agee"], "did you mean age?"),
         (["ps", "--phase", "wating"], "did you mean waiting?"),
         (["jobs", "lst"], "did you mean ls?"),
+        (["simulate", "--load", "abc"], "argument --load: invalid value: 'abc'"),
     ],
 )
 def test_did_you_mean(words: list[str], guess: str) -> None:

@@ -31,6 +31,7 @@ class CliParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in a line or two, without the whole usage."""
+        message = re.sub(r"invalid _?\w+ value: ", "invalid value: ", message)  # it names a function of ours
         found = _INVALID_CHOICE.match(message)
         if found:
             message, hint = _choice_problem(found)

@@ -10,6 +10,7 @@ from hangup.terminal import count, fit
 
 _LABEL, _SIDE = 31, 22  # columns
 _BAR = 18
+_UNEQUAL = 1.4  # × as many tokens in the second half: something else slowed the first one down
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ def verdict(without: PhaseResult, behind: PhaseResult) -> str:
             f"hangup restarted it after {behind.stuck_s:.0f} s, and it completed {after}."
         )
     shares = f"{behind.wasted_share:.0%} of its tokens for nobody instead of {without.wasted_share:.0%}"
+    if behind.computed > _UNEQUAL * without.computed:  # by the same engine, at the same load, and it never had a pause
+        return f"The machine was slower during the first half, so the answers cannot be compared; the engine computed {shares}."
     if after <= before:
         return f"This run shows no gain in answers ({after} instead of {before}); the engine computed {shares}."
     times = f" ({after / before:.1f} ×)" if before else ""
