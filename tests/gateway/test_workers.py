@@ -135,6 +135,8 @@ class TestOneGateway:
             (backend,) = get_json(f"{gateway.admin_url}/api/backends")["backends"]
             assert backend["in_flight"] == backend["limit"] == SLOTS
             assert get_json(f"{gateway.admin_url}/api/overview")["live"] == SLOTS
+            past = get_json(f"{gateway.admin_url}/api/history?seconds=600&by=tenant")
+            assert past["length_s"] == 0 and past["bounds"] and isinstance(past["events"], list)
             for number in range(SLOTS):  # each is known to one worker
                 row = get_json(f"{gateway.admin_url}/api/calls/stream-{number}")
                 assert row["id"] == f"stream-{number}" and row["phase"] != "ended"

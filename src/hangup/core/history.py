@@ -7,6 +7,7 @@ percentiles: intervals can be added up, over time and over several worker proces
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ MINUTE_S, QUARTER_S = 60, 900
 _NOT_SERVED = frozenset([Outcome.SHED, Outcome.ENGINE_FAILED, Outcome.ENGINE_REFUSED])
 GROUPED_BY = ("tenant", "model", "backend")
 _Buckets = Counter[int]
+_ITEM = "I"  # of packed buckets: number and count of a bucket, in turns
 
 
 @dataclass(slots=True)
@@ -29,6 +31,11 @@ class Group:
     not_served: int = 0  # shed, refused by the engine, or the engine failed
     first_token: _Buckets = field(default_factory=Counter)  # counts by the number of the bucket
     queue: _Buckets = field(default_factory=Counter)
+    packed: tuple[bytes, bytes] | None = None  # both of them, in a tenth of the memory, once nothing is added any more
+
+    def pack(self) -> None:
+        self.packed = (_packed(self.first_token), _packed(self.queue))
+        self.first_token = self.queue = _NONE
 
     def add(self, other: Group) -> None:
         self.calls += other.calls
@@ -37,12 +44,22 @@ class Group:
         self.queue.update(other.queue)
 
     def as_json(self) -> dict[str, Any]:
-        buckets = {"first_token": _listed(self.first_token), "queue": _listed(self.queue)}
+        first_token, queue = self.packed or (_packed(self.first_token), _packed(self.queue))
+        buckets = {"first_token": _listed(first_token), "queue": _listed(queue)}
         return {"calls": self.calls, "not_served": self.not_served, **buckets}
 
 
-def _listed(buckets: _Buckets) -> list[list[int]]:
-    return [[bucket, count] for bucket, count in sorted(buckets.items())]
+_NONE: _Buckets = Counter()  # never added to
+
+
+def _packed(buckets: _Buckets) -> bytes:
+    return array(_ITEM, [number for pair in sorted(buckets.items()) for number in pair]).tobytes()
+
+
+def _listed(packed: bytes) -> list[list[int]]:
+    numbers = array(_ITEM)
+    numbers.frombytes(packed)
+    return [[bucket, count] for bucket, count in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 @dataclass(slots=True)
@@ -83,6 +100,12 @@ class Interval:
         self.every.add(other.every)
         for key, group in other.groups.items():
             self.group(key, groups_max).add(group)
+
+    def pack(self) -> None:
+        """Take less memory: nothing is added any more."""
+        self.every.pack()
+        for group in self.groups.values():
+            group.pack()
 
     def group(self, key: tuple[str, str], groups_max: int) -> Group:
         """Return the group of that name; beyond the bound, the group of all other names."""
@@ -151,6 +174,8 @@ class History:
             if length and ring and int(ring[-1].end // length) == int(look.wall // length):
                 ring[-1].add(interval, self._groups_max)
             else:
+                if ring:
+                    ring[-1].pack()
                 ring.append(_copy(interval, self._groups_max))
 
     def _count(self, interval: Interval, series: Iterable[CallSeries]) -> None:

@@ -9,6 +9,8 @@ const OUTCOMES = {
 };
 const POLL_MS = 5000;
 let plot = null;
+let kind = ""; // what the plot shows, without its data
+let span = [0, 1]; // the times at its ends
 let asked = 0;
 let last = null;
 
@@ -80,11 +82,16 @@ function draw(past) {
   const unit = drawn[0]?.[2] || NUMBER;
   const text = (of) => (_, values) => values.map((value) => of.text(value));
   const now = Date.now() / 1000;
-  const from = Math.max(now - Number(chosen.seconds), Math.min(past.since || now, now - 60)); // no empty hours before the start
+  span = [Math.max(now - Number(chosen.seconds), Math.min(past.since || now, now - 60)), now]; // no empty hours before the start
+  const data = [past.rows.map((row) => row.end), ...drawn.map(([, , , value]) => past.rows.map((row) => value(row)))];
+  describe(past, drawn);
+  const wanted = JSON.stringify([chosen.what, chosen.by, drawn.map(([name]) => name), colour("--ink"), past.rows.length < 40]);
+  if (plot && kind === wanted) { plot.setData(data); return; } // the pointer's place stays
+  kind = wanted;
   const options = {
     width: box.clientWidth || 600, height: 240, cursor: { drag: { x: false, y: false } },
     scales: {
-      x: { time: true, range: [from, now] },
+      x: { time: true, range: () => span },
       y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] }, share: { range: [0, 1.001] },
     },
     axes: [
@@ -100,11 +107,9 @@ function draw(past) {
       })),
     ],
   };
-  const data = [past.rows.map((row) => row.end), ...drawn.map(([, , , value]) => past.rows.map((row) => value(row)))];
   if (plot) plot.destroy();
   box.replaceChildren();
   plot = new uPlot(options, data, box);
-  describe(past, drawn);
 }
 
 // The same in words, for who does not see the picture.
