@@ -70,10 +70,12 @@ def test_packages_that_are_not_installed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup_check, "_installed", lambda package: False)
-    text = f'jobs = "postgresql://u:planted@h/d"\nledger = "postgres://h/d"\n{BACKEND}busy_from = "nvml:0"\n'
+    stores = 'jobs = "postgresql://u:planted@h/d"\nledger = "postgres://h/d"\nshared_state = "redis://:planted@h:1/0"\n'
+    text = f'{stores}{BACKEND}busy_from = "nvml:0"\n'
     said = check(tmp_path, text, capsys)
-    for expected in ("FILE:1:1: jobs: PostgreSQL needs", "FILE:2:1: ledger: PostgreSQL", "FILE:5:1: busy_from: nvml:0 needs"):
+    for expected in ("FILE:1:1: jobs: PostgreSQL needs", "FILE:2:1: ledger: PostgreSQL", "FILE:6:1: busy_from: nvml:0 needs"):
         assert expected in said
+    assert "FILE:3:1: shared_state: it needs an extra package\n  hint: pip install 'hangup[redis]'" in said
     assert "planted" not in said
 
 

@@ -131,6 +131,8 @@ def _extras(settings: Settings) -> Iterator[Problem]:
     for name in ("jobs", "ledger"):
         if is_postgresql(getattr(settings, name)) and not _installed("psycopg"):
             yield (name,), f"{name}: PostgreSQL needs an extra package\n  hint: pip install 'hangup[postgresql]'"
+    if settings.shared_state and not _installed("redis"):
+        yield ("shared_state",), "shared_state: it needs an extra package\n  hint: pip install 'hangup[redis]'"
     if settings.otlp_endpoint:
         headers = settings.otlp_headers.reveal()
         given = "otlp_protocol" if settings.otlp_protocol != "http/json" else "otlp_endpoint"

@@ -160,8 +160,9 @@ def load(
     if about_keys := keys.warning(settings):
         warnings += (about_keys,)
     warnings += tuple(
-        f"--{name} shows a password in the list of processes\n  hint: use {ENV_PREFIX}{name.upper()} or the file"
-        for name in ("jobs", "ledger")
+        f"--{name.replace('_', '-')} shows a password in the list of processes\n"
+        f"  hint: use {ENV_PREFIX}{name.upper()} or the file"
+        for name in ("jobs", "ledger", "shared_state")
         if name in flags and urlsplit(str(flags[name])).password
     )
     return dataclasses.replace(config, settings=settings, warnings=warnings)
