@@ -348,3 +348,16 @@ def test_a_release_of_long_ago_stays_one() -> None:
     assert pending.observe(EngineStatus(0), 1.0, 1.0, live=0, peak=0) == [mine]
     pending.observe(EngineStatus(1), late, late, live=0, peak=0)
     assert not pending.zombies and pending.orphans == 1
+
+
+def test_doubt_holds_a_call_and_convicts_nobody_but_not_for_ever() -> None:
+    """Other processes die again and again, each with calls that nobody knows of."""
+    pending = PendingStops(GRACE, LAG, prefill_grace_s=1.0)
+    mine = left(pending, "a", at=0.0)
+    for second in range(1, 100):
+        pending.doubt(float(second))
+        pending.observe(EngineStatus(1), second, second, live=0, peak=0)
+        assert not pending.zombies and not pending.orphans
+        if pending.take_expired(second):
+            break
+    assert mine not in pending.held and GRACE + LAG < second <= 3 * (GRACE + LAG + 1.0) + LAG + 2 * (GRACE + LAG) + 1

@@ -52,6 +52,7 @@ from enum import StrEnum
 from hangup.core.reaper.engine_status import EngineStatus, Slot
 
 _STEP_S = 0.25  # the time that a step may take, beyond reading the prompt
+_DOUBTS_MAX = 3  # for so many times the time of one doubt an ended call is held, because it cannot be judged
 REMEMBERED = 256  # ended calls to remember, because one of them may turn out to be still running
 
 
@@ -221,7 +222,8 @@ class PendingStops:
             self._hold_through_doubt(stop)
 
     def _hold_through_doubt(self, stop: PendingStop) -> None:
-        stop.grace_s = max(stop.grace_s, self._doubted_until - self.lag_s - stop.at)
+        longest_s = _DOUBTS_MAX * (self.grace_s + self.prefill_grace_s + self.lag_s)  # processes may die again and again
+        stop.grace_s = max(stop.grace_s, min(self._doubted_until - self.lag_s - stop.at, longest_s))
 
     def hand_over(self) -> list[PendingStop]:
         """Drop and return the ended calls, because another process judges the engine from now on."""

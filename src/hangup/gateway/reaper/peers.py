@@ -50,6 +50,7 @@ class SharedBackend:
         self._name = name
         self._peers = peers
         self._counts = WholeCount()
+        self.live_calls = 0  # of the others, by the last count; at least one if somebody did not answer
 
     @property
     def leads(self) -> bool:
@@ -71,7 +72,10 @@ class SharedBackend:
     async def _count(self, peers: Peers) -> tuple[int, tuple[str, ...], dict[str, Tally]]:
         number = self._counts.next_number()
         expected, rows = await peers.ask("count", self._name, {"number": number, "since": self._counts.since})
-        return number, expected, {member: Tally(*row) for member, row in rows.items()}
+        tallies = {member: Tally(*row) for member, row in rows.items()}
+        unknown = any(member not in tallies for member in expected)
+        self.live_calls = max(sum(tally.calls for tally in tallies.values()), unknown)
+        return number, expected, tallies
 
     async def waiting(self, now: float) -> tuple[list[Waiting], float] | None:
         """Return the longest wait of the others' calls, and when the backend last sent anything to one of them; None if

@@ -67,7 +67,6 @@ class BackendWatch:
         self._stats = stats
         self._shared = SharedBackend(backend.name, peers)
         self._given = GivenStops()  # while another process judges the backend
-        self._others_live = 0  # calls that other processes have there, by the last count
         self._resumed: list[LadderStep] = []  # steps of the process that judged it before, to be finished
         self._adapter: EngineAdapter | None = None
         self._reports_status = False
@@ -145,7 +144,7 @@ class BackendWatch:
             if not stop.member:
                 self._given.add(stop)
         self.ladder = Ladder(renewal.ladder_terms(self.backend))
-        self._resumed, self._others_live = [], 0
+        self._resumed = []
         self._task = TASKS.keep("reaper", self._run)
 
     def stop_judging(self) -> None:
@@ -267,7 +266,7 @@ class BackendWatch:
         load = self.backend.load
         still_s = await self._trouble.still_s(None if self._unanswered else self.status, now)
         trouble = self._trouble.text(now, still_s, self.ladder, self._answered_at, unanswered=self._unanswered)
-        live = load.in_flight - load.held + self._others_live
+        live = load.in_flight - load.held + self._shared.live_calls
         await self._take_steps(self.ladder.advance(now, self.pending_stops.zombies, trouble, live))
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
             await self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
@@ -321,7 +320,6 @@ class BackendWatch:
         if others is None:  # what others have there is unknown, so nobody can be judged
             return
         load = backend.load
-        self._others_live = others.calls
         pinned = backend.pinned == load.in_flight - load.held
         orphans = pending.orphans
         unseen = load.placed - placed + others.placed_between
