@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
+import selectors
 import socket
 import struct
 import threading
@@ -301,8 +301,10 @@ def serve(app: Any) -> Iterator[str]:
 
 
 def _is_gone(client: socket.socket) -> bool:
+    """Return whether the client has closed its end; for any descriptor, while `select.select` knows only those below 1024."""
     try:
-        readable, _, _ = select.select([client], [], [], 0)
-        return bool(readable) and client.recv(1, socket.MSG_PEEK) == b""
-    except OSError:
+        with selectors.DefaultSelector() as selector:
+            selector.register(client, selectors.EVENT_READ)
+            return bool(selector.select(0)) and client.recv(1, socket.MSG_PEEK) == b""
+    except (OSError, ValueError):  # ValueError: it was closed here
         return True

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
+import threading
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -86,3 +90,26 @@ def test_lines_beyond_the_limit_are_counted_as_dropped_whoever_writes_them(tmp_p
         assert written.dropped == 2
     finally:
         written.close()
+
+
+def test_the_log_waits_for_a_pipe_whose_descriptor_is_high() -> None:
+    """A log that is opened while a gateway has thousands of connections has one that `select.select` does not know."""
+    reader, writer = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2048:
+        pytest.skip("the process may not have that many descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048) if soft >= 0 else soft, hard))
+    try:
+        with FileIO(fcntl.fcntl(writer, fcntl.F_DUPFD_CLOEXEC, 1100), "w") as file:
+            os.set_blocking(file.fileno(), False)
+            while file.write(b"x" * 4096) is not None:
+                pass  # until the pipe is full
+            drain = threading.Thread(target=lambda: os.read(reader, 1 << 20))
+            drain.start()
+            log._wait_for_room(file)
+            drain.join(60)
+            assert file.write(b"y" * 4096), "there is room now"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(reader)
+        os.close(writer)

@@ -12,10 +12,10 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from enum import Enum
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -292,6 +292,30 @@ def test_llama_cpp_one_at_a_time() -> None:
 
     ended = asyncio.run(main())
     assert [call.tokens_out for call in ended] == [3, 3, 3] and llm.most == 1 and llm.computed < 200
+
+
+def test_a_generator_is_closed_within_the_turn_of_its_model() -> None:
+    """Not when its last reference goes, which the engine may hold: then another call may use the model already."""
+
+    class Holding(Llama):
+        answer: Iterator[dict[str, Any]]
+        held: bool | None = None
+
+        def create_chat_completion(self, messages: Any, stream: bool, max_tokens: int) -> Iterator[dict[str, Any]]:
+            self.answer = self._watched(super().create_chat_completion(messages, stream, max_tokens))
+            return self.answer
+
+        def _watched(self, answer: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+            try:
+                yield from answer
+            finally:
+                self.held = blocking._locks[id(self)].locked()
+
+    llm = Holding()
+    chunks = hangup.sources.llama_cpp(llm, [], max_tokens=5)(hangup.CancelToken())
+    assert next(iter(chunks)) and llm.held is None
+    cast("Generator[Any, None, None]", chunks).close()
+    assert llm.held is True and llm.computed == 1 and llm.running == 0
 
 
 class MlxModel(dict[str, Any]):

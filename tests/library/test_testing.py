@@ -5,7 +5,11 @@ leaks.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import resource
+import socket
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -14,7 +18,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 import hangup
-from hangup.testing import CountingEngine, call, serve
+from hangup.testing import CountingEngine, _is_gone, call, serve
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 WAYS: list[Any] = ["close", "reset", "half_close"]
@@ -113,3 +117,29 @@ def test_nothing_is_left() -> None:
     with CountingEngine() as engine, serve(FastAPI()):
         assert engine.running == 0
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("hangup.testing server")]
+
+
+def test_the_engine_knows_clients_with_high_descriptors(high_descriptor: Callable[[int], int]) -> None:
+    """An application with a thousand open files leaves it only descriptors that `select.select` does not know."""
+    near, far = socket.socketpair()
+    client = socket.socket(fileno=high_descriptor(near.fileno()))
+    with near, far, client:
+        assert client.fileno() > 1023
+        assert not _is_gone(client)
+        far.send(b"x")
+        assert not _is_gone(client), "it sent something"
+        assert client.recv(1) == b"x"
+        far.close()
+        assert _is_gone(client)
+    assert _is_gone(client), "it was closed here"
+
+
+@pytest.fixture
+def high_descriptor() -> Iterator[Callable[[int], int]]:
+    """Gives a copy of a descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2048:
+        pytest.skip("the process may not have that many descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048) if soft >= 0 else soft, hard))
+    yield lambda descriptor: fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 1100)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -183,13 +183,20 @@ class Log:
             while written < len(data):
                 taken = self._out.write(data[written:])
                 if taken is None:  # a pipe that another process made non-blocking is full: this thread can wait
-                    select.select([], [self._out], [])
+                    _wait_for_room(self._out)
                 written += taken or 0
         except (OSError, ValueError):
             # A line that was cut counts as dropped, unless only its line end is missing, which the next write adds.
             self.dropped += data.count(b"\n", written + data.startswith(b"\n", written))
         if written:
             self._torn = data[written - 1 : written] != b"\n"
+
+
+def _wait_for_room(file: RawIOBase) -> None:
+    """Wait until a pipe can be written to; `select.select` knows only descriptors below 1024."""
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    poll.poll()
 
 
 def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ import queue
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 from weakref import finalize
 
@@ -76,8 +77,12 @@ def llama_cpp(llm: Any, messages: Any, **options: Any) -> Callable[[CancelToken]
     leave while it reads the prompt."""
 
     def chat(token: CancelToken) -> Iterator[Any]:
-        with _Turn(llm, token), _LlamaPrefill(llm, token) as prefill:
-            for chunk in llm.create_chat_completion(messages=messages, stream=True, **options):
+        with (
+            _Turn(llm, token),
+            _LlamaPrefill(llm, token) as prefill,
+            _closed(llm.create_chat_completion(messages=messages, stream=True, **options)) as chunks,
+        ):
+            for chunk in chunks:
                 prefill.end()
                 yield chunk
 
@@ -123,10 +128,16 @@ def mlx_lm(
         chunks = ChatChunks(name)
         with _Turn(model, token):
             given = {"prompt_progress_callback": lambda *_: token.check(), **options}
-            for step in stream_generate(model, tokenizer, prompt, **given):
-                yield chunks.delta(step.text, 1, getattr(step, "finish_reason", None))
+            with _closed(stream_generate(model, tokenizer, prompt, **given)) as steps:
+                for step in steps:
+                    yield chunks.delta(step.text, 1, getattr(step, "finish_reason", None))
 
     return generate
+
+
+def _closed(steps: Any) -> AbstractContextManager[Iterator[Any]]:
+    """Close an engine's generator where it was read: within the model's turn, not when the collector finds it after that."""
+    return closing(steps) if hasattr(steps, "close") else nullcontext(steps)
 
 
 class _Turn:
