@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hangup.config import BackendSettings, Settings
 from hangup.config.load import Configuration
 from hangup.tasks import TASKS
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -36,7 +33,7 @@ def reloading_on_change(configuration: Configuration, reload: Callable[[], None]
         task.cancel()
 
 
-def _files_of(section: DataclassInstance) -> list[str]:
+def _files_of(section: Settings | BackendSettings) -> list[str]:
     """Return the files that settings such as `api_key_file` name."""
     return [getattr(section, field.name) for field in dataclasses.fields(section) if field.name.endswith("_file")]
 
