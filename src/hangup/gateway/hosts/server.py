@@ -80,7 +80,7 @@ def check_for_sharing(settings: Settings) -> None:
     ]
     problems += [
         f"shared_state: tokens_per_minute of tenant {tenant.name} would apply to each gateway, not to all together"
-        "\n  hint: docs/scale.md lists what gateways share"
+        "\n  hint: `hangup docs scale` lists what gateways share"
         for tenant in settings.tenant
         if tenant.tokens_per_minute
     ]
