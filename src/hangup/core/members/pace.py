@@ -11,5 +11,5 @@ SOON_AGAIN_S = 0.01  # at most this often
 # The hub
 LOOK_S = 0.25  # looks this often who is silent:
 SILENT_S = 1.0  # who said nothing for so long
-HOSTS_LOOK_S, HOSTS_SILENT_S = 0.1, 0.5  # the same on several hosts, where nobody sees the end of a process
+HOSTS_LOOK_S, HOSTS_SILENT_S = 0.1, 0.5  # the same on several hosts, where the gateway is then asked itself whether it lives
 DEAD_HOLD_S = 1.0  # engines may take this long to notice that a member has died

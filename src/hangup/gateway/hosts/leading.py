@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hangup.core.members import PlaceReport
+from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SILENT_S
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.life import Life
 from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
 from hangup.tasks import Tasks
 
-LOOK_S = 0.1
-SILENT_S = 0.5  # then the gateway is asked itself whether it lives
 _OUTPUT_S = 0.5  # how often gateways learn that a backend sends something to others
 EMPTY_WAIT_S = 1.0  # a leader that found the store empty waits this long for the others
 
@@ -56,7 +55,7 @@ class Leading:
         self._earlier_orders = earlier_orders
         self._settle_from = now + (0.0 if earlier else EMPTY_WAIT_S)
         self._output_from = now
-        self._hub = Hub(self._tell, SILENT_S, LOOK_S)
+        self._hub = Hub(self._tell, HOSTS_SILENT_S, HOSTS_LOOK_S)
         self._snapshots: dict[str, Snapshot] = {}  # the latest of each member
         self._confirmed: set[str] = set()  # members that obey no earlier leader
         self._reached = set(reached)  # members that have answered at their own address

@@ -17,9 +17,10 @@ from typing import Any, Protocol
 from hangup.config.limits import ProcessLimits
 from hangup.core.clocks import Backoff
 from hangup.core.members import Lead, LeadWatch
+from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SILENT_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts import life
-from hangup.gateway.hosts.leading import LOOK_S, SILENT_S, Leading
+from hangup.gateway.hosts.leading import Leading
 from hangup.gateway.hosts.life import Life, LifePort
 from hangup.gateway.hosts.store import Exchange, SharedStateFailed, Store
 from hangup.gateway.members.member import Member
@@ -60,7 +61,7 @@ class StoreLink:
         self._silence_max_s = limits.gateway_silence_s
         self._life = LifePort(self.name)
         self._address: life.Address | None = None
-        self._watch = LeadWatch(SILENT_S, LOOK_S)
+        self._watch = LeadWatch(HOSTS_SILENT_S, HOSTS_LOOK_S)
         self._leading: Leading | None = None
         self._sequence = 0
         self._whole = True  # the store does not know this gateway's calls
