@@ -85,7 +85,7 @@ def test_the_first_minute_at_a_terminal(engine: StandIn) -> None:
             client.chat(stream=True, max_tokens=4000)
             client.read_until(b"data:")
             os.kill(terminal.popen.pid, signal.SIGINT)
-            terminal.wait_for(r"draining: 1 live call may finish within 30s; press Ctrl-C again")
+            terminal.wait_for(r"draining: 1 live call may finish within 30s; Ctrl-C again ends it\n")
             os.kill(terminal.popen.pid, signal.SIGINT)
             assert terminal.wait() == 0
         terminal.wait_for("ended 1 live call")

@@ -65,7 +65,7 @@ class LogText:
             return ""
         text = fit(text, width - len(clock) - 1)
         # A call's line has colour in its first words only: whole lines in colour are hard to read.
-        head, rest = (text[:15], text[15:]) if is_call else (text, "")
+        head, rest = _parted(text, record) if is_call else (text, "")
         return paint(clock, "dim", self._coloured) + " " + paint(head, style, self._coloured) + rest
 
     def _width(self) -> int:
@@ -73,6 +73,12 @@ class LogText:
             return os.get_terminal_size(self._fd).columns or _WIDTH
         except OSError:
             return _WIDTH
+
+
+def _parted(text: str, record: Record) -> tuple[str, str]:
+    """Return the status and the outcome, and the rest of a call's line."""
+    length = 4 + max(11, len(str(record.get("outcome", ""))))
+    return text[:length], text[length:]
 
 
 def _one_line(text: str) -> str:
@@ -125,7 +131,9 @@ def _drain_started(r: Record) -> str:
     if not r["live"]:
         return "stopping: no live calls"
     calls = f"{r['live']} live call{'s' * (r['live'] != 1)}"
-    return f"draining: {calls} may finish within {duration(r['drain_s'])}; press Ctrl-C again to end them now"
+    return (
+        f"draining: {calls} may finish within {duration(r['drain_s'])}; Ctrl-C again ends {'it' if r['live'] == 1 else 'them'}"
+    )
 
 
 def _zombie_found(r: Record) -> str:
