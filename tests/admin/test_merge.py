@@ -180,3 +180,12 @@ def test_many_dashboards_ask_the_workers_no_more_than_one(monkeypatch: pytest.Mo
         assert worker.asked == 2
 
     asyncio.run(run())
+
+
+def test_a_label_may_hold_any_character_but_a_line_feed() -> None:
+    """A client chooses the model's name; splitlines() would break such a line in two, and the page with it."""
+    line = 'hangup_calls_total{model="a\r\x0b\x1c\x85\u2028b"}'
+    page = f"# HELP hangup_calls_total Calls.\n# TYPE hangup_calls_total counter\n{line} 2.0\n"
+    families = metrics.merge([metrics.parse(page), metrics.parse(page)])
+    assert families["hangup_calls_total"].samples == {line: 4.0}
+    assert metrics.parse(metrics.render(families))["hangup_calls_total"].samples == {line: 4.0}

@@ -210,7 +210,7 @@ class Gateway(Process):
 
     def metrics(self) -> dict[str, float]:
         text = urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=PATIENCE_S).read().decode()
-        rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        rows = (line.rpartition(" ") for line in text.split("\n") if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
 
     def open_files(self) -> int:

@@ -45,7 +45,7 @@ def parse(page: str) -> Families:
     """Read a metrics page of ours."""
     families: Families = {}
     family = Family()
-    for line in page.splitlines():
+    for line in page.split("\n"):  # not splitlines: a label may hold other line separators
         if line.startswith("#"):
             _, what, name, rest = line.split(" ", 3)
             family = families.setdefault(name, Family())
