@@ -124,7 +124,7 @@ async def kill(gateways: int, runs: int) -> None:
 async def outage(gateways: int, seconds: float) -> None:
     """Stop the store under load; it comes back empty."""
     with world(gateways) as (engine, store, found):
-        load = asyncio.create_task(offer(found, 1.5 * CALLS_PER_S, seconds + 20, patience_s=30))
+        load = asyncio.create_task(offer(found, 0.7 * CALLS_PER_S, seconds + 20, patience_s=30))
         await asyncio.sleep(8)
         store.stop()
         await asyncio.sleep(seconds)

@@ -123,8 +123,8 @@ class SimMember:
     def places(self) -> list[PlaceReport]:
         return [self._allotments.report("engine", CAPACITY, self.used, self.wanted)]
 
-    def assume(self, share: float) -> None:
-        if not self.used:
+    def assume(self, share: float, *, keep: bool) -> None:
+        if not (keep and max(self.allowed, self.used)):
             self._allotments.assume("engine", math.ceil(CAPACITY * share))
 
     def asks(self) -> list[str]:
@@ -177,9 +177,8 @@ class World:
         try:
             await link._exchange()
             link.up = True
-        except SharedStateFailed:
-            link.up = False
-            link._member.assume(1 / link.members if link.members else 0.5)
+        except SharedStateFailed as failure:
+            link._failed(failure)
         link._member.act(self.random)
 
     async def rounds(self, count: int) -> None:
@@ -213,7 +212,8 @@ def test_no_place_is_used_twice_whoever_leads(seed: int, count: int) -> None:
         for _ in range(12):
             for link in world.links:
                 link._member.wanted = world.random.choice([0, 1, 4, 20])
-                link.store.is_cut = world.random.random() < 0.2 and link._member.allowed > 0
+                # For less than the time after which it uses an equal part.
+                link.store.is_cut = not link.store.is_cut and world.random.random() < 0.2 and link._member.allowed > 0
             if world.random.random() < 0.5:
                 world.frozen[world.random.randrange(count)] = world.clock.now + world.random.uniform(0, SILENCE_S - 2)
             await world.rounds(world.random.randrange(1, 40))
@@ -294,6 +294,8 @@ def test_one_without_a_place_uses_its_part_while_the_store_is_away() -> None:
             link.store.is_cut, link._member.wanted = True, 20
         await world.rounds(20)
         assert world.links[1]._member.used == CAPACITY // 2 == world.most_over
+        await world.rounds(200)  # if it stays away, each uses an equal part
+        assert [link._member.used for link in world.links] == [CAPACITY // 2] * 2
         for link in world.links:
             link.store.is_cut = False
         await world.rounds(100)

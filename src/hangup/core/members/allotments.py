@@ -76,10 +76,10 @@ class Allotments:
         return True
 
     def assume(self, resource: str, allowed: int) -> bool:
-        """Use so many places of a resource although no hub has granted any, because there is none to ask; return False if one
-        has. The number 0 tells the next hub; its next grant, or its last one, replaces this."""
+        """Use so many places of a resource, whatever was granted, because there is no hub to ask; return whether that changes
+        anything. The number 0 tells the next hub; its next grant, or its last one, replaces this."""
         allotment = self._by_resource.setdefault(resource, _Allotment())
-        if allotment.allowed:
+        if allotment.allowed == allowed:
             return False
         allotment.allowed, allotment.number = allowed, 0
         return True

@@ -1,7 +1,8 @@
 """This gateway's part in the shared state: writes its snapshot many times a second, obeys orders, leads if nobody does.
 
 Without the store, this gateway keeps what it holds, and uses its part of what it holds nothing of: a share that is configured
-for a start without the store, or one of as many as there were gateways.
+for a start without the store, or one of as many as there were gateways. If the store stays away, it uses that part of
+everything: what it held was right for the load of that moment, and would refuse calls here while places are idle elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _REPORT_S = 0.05  # between two snapshots while nobody waits for a place,
 _HURRY_S = 0.02  # while somebody may,
 _SOON_S = 0.01  # and after a call had to wait for what may be unused elsewhere
 _PAUSE_S = (0.1, 0.5)  # before another attempt to reach the store
+_KEEP_S = 5.0  # without the store: after this, everybody uses an equal part instead of what he holds
 _JOIN_S = 5.0  # a gateway that has no orders by then uses its part
 
 
@@ -69,6 +71,7 @@ class StoreLink:
         self._reached_leader: str = ""  # and this one that leader
         self._asked_leader = ""
         self._considered = 0
+        self._lost_at: float | None = None  # when the store was lost
         self._joined = asyncio.Event()  # has orders of a leader, or knows that there is no store
         self._wake = asyncio.Event()
         self._pauses = Backoff(*_PAUSE_S)
@@ -87,7 +90,7 @@ class StoreLink:
             async with asyncio.timeout(within_s):
                 await self._joined.wait()
         if not self._joined.is_set() and time.monotonic() > self._started_at + _JOIN_S:
-            self._member.assume(self._share())
+            self._member.assume(self._share(), keep=True)
             self._joined.set()
         return self._joined.is_set()
 
@@ -158,8 +161,11 @@ class StoreLink:
         if self.up or str(failure) != self.failure:
             self.failure = str(failure)
             self._gateway.log.event("shared_state_lost", error=str(failure), members=self.members)
+        now = time.monotonic()
+        if self.up or self._lost_at is None:
+            self._lost_at = now
         self.up = False
-        self._member.assume(self._share())
+        self._member.assume(self._share(), keep=now < self._lost_at + _KEEP_S)
         self._joined.set()
 
     def _unreadable(self, error: Exception) -> SharedStateFailed:

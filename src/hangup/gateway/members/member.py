@@ -82,10 +82,11 @@ class Member:
             if allowance is not None:
                 allowance.set_level(level, included, members, now)
 
-    def assume(self, share: float) -> None:
-        """Use this share of every resource of which this process holds nothing, because there is no hub to ask."""
+    def assume(self, share: float, *, keep: bool) -> None:
+        """Use this share of every resource, because there is no hub to ask; with `keep`, only of those of which this process
+        holds nothing."""
         for row in self.places():
-            if not row.held:
+            if not (keep and row.held):
                 allowed = math.ceil(row.capacity * share)
                 if self._allotments.assume(row.resource, allowed):
                     self._use(row.resource, allowed)
