@@ -241,7 +241,10 @@ class Tasks:
     async def wait(self) -> None:
         """Wait until all are over."""
         while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            tasks = list(self._tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            # Not by their callbacks alone: from Python 3.12 on, to gather what is done takes no turn of the event loop.
+            self._tasks.difference_update(tasks)
 
     async def close(self) -> None:
         self.cancel()

@@ -232,3 +232,30 @@ def test_a_failure_of_which_nobody_is_told_is_logged(thread: bool, caplog: pytes
         asyncio.run(run())
     (record,) = caplog.records
     assert record.getMessage() == "engine failed" and record.exc_info and str(record.exc_info[1]) == "odd"
+
+
+def test_waiting_for_a_task_that_has_just_ended_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its callbacks are still to come, and from Python 3.12 on `gather` gives them no turn: the wait must end all the same."""
+    gathered = 0
+    gather = asyncio.gather
+
+    async def at_once(*tasks: asyncio.Task[object], return_exceptions: bool) -> None:
+        nonlocal gathered
+        gathered += 1
+        assert gathered < 10, "the event loop has no turn any more"
+        if not all(task.done() for task in tasks):
+            await gather(*tasks, return_exceptions=return_exceptions)
+
+    async def nothing() -> None: ...
+
+    async def run() -> None:
+        tasks = Tasks("watch", long_tasks=LongTasks())
+        task = tasks.start(nothing())
+        while not task.done():  # noqa: ASYNC110 - exactly the turn in which it ends
+            await asyncio.sleep(0)
+        assert len(tasks) == 1, "its callback has not run"
+        await tasks.wait()
+        assert not len(tasks)
+
+    monkeypatch.setattr(asyncio, "gather", at_once)
+    asyncio.run(run())
