@@ -101,6 +101,9 @@ def test_a_password_on_the_command_line_is_a_warning() -> None:
     loaded = load(None, {}, {"jobs": "postgresql://u:planted@h/d"})
     (warning,) = loaded.warnings
     assert "--jobs shows a password" in warning and "HANGUP_JOBS" in warning and "planted" not in warning
+    for odd in ("postgresql://u:planted@[h/d", "postgresql://h/d?password=planted", "postgresql://u:pl/planted@h/d"):
+        (warning,) = load(None, {}, {"ledger": odd}).warnings
+        assert "--ledger shows a password" in warning and "planted" not in warning
     (warning,) = load(None, {}, {"shared_state": "redis://:planted@h:1/0"}).warnings
     assert "--shared-state shows a password" in warning and "HANGUP_SHARED_STATE" in warning and "planted" not in warning
     assert load(None, {"HANGUP_JOBS": "postgresql://u:p@h/d"}, {"ledger": "postgresql://h/d?passfile=/x"}).warnings == ()

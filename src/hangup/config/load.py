@@ -52,6 +52,7 @@ _KUBERNETES = re.compile(
     r"HANGUP_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _KUBERNETES_PORT = re.compile(r"(?:tcp|udp|sctp)://\S+")
+_PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&]password=")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -155,17 +156,22 @@ def load(
             problems.add(config.place(at), problem)
     if problems:
         raise ConfigError(problems)
+    return dataclasses.replace(config, settings=settings, warnings=_warnings(settings, problems, flags))
+
+
+def _warnings(settings: Settings, problems: _Problems, flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what does not prevent a start."""
     named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
-    warnings = tuple(text for variable, text in problems.unknown_variables.items() if variable not in named)
+    found = [text for variable, text in problems.unknown_variables.items() if variable not in named]
     if about_keys := keys.warning(settings):
-        warnings += (about_keys,)
-    warnings += tuple(
+        found.append(about_keys)
+    found += [
         f"--{name.replace('_', '-')} shows a password in the list of processes\n"
         f"  hint: use {ENV_PREFIX}{name.upper()} or the file"
         for name in ("jobs", "ledger", "shared_state")
-        if name in flags and urlsplit(str(flags[name])).password
-    )
-    return dataclasses.replace(config, settings=settings, warnings=warnings)
+        if _PASSWORD.search(str(flags.get(name, "")))
+    ]
+    return tuple(found)
 
 
 def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[locate.Path, locate.Position]]:
