@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,14 +21,15 @@ import pytest
 from support.processes import Gateway, StandIn
 from support.proxies import KINDS, program, proxy
 from support.raw import Client
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 if os.environ.get("PROXY_TESTS") != "required":
     pytest.skip("run `make test-proxies`", allow_module_level=True)
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "proxies.md"
 AT_ONCE, LATE, SWALLOWED = "at once", "late", "swallowed"
-PREFILL_S, TOKEN_S, TOKENS = 6.0, 3.0, 6
+PREFILL_S, TOKEN_S, TOKENS = 10.0, 3.0, 6
+HEAD_S = 1.5  # for each of two calls, within the prefill
 
 
 class Case(NamedTuple):
@@ -116,8 +117,19 @@ def play(gateway: Gateway, engine: StandIn, variant: Variant, folder: Path) -> d
                 if CASES[case].after_a_token is after_a_token:
                     if after_a_token:
                         client.read_until(b"data: ")
+                    elif CASES[case].stream:
+                        wait_for_head(client)
                     CASES[case].leave(client)
         return {case: verdict(ended(gateway, model), CASES[case]) for case, model in models.items()}
+
+
+def wait_for_head(client: Client) -> None:
+    """Wait until the proxy has written the head: if it is still to be written, even a late proxy notices the hang-up by it. A
+    proxy may hold it back until there is a body."""
+    client.sock.settimeout(HEAD_S)
+    with suppress(TimeoutError):
+        client.read_until(b"\r\n\r\n")
+    client.sock.settimeout(PATIENCE_S)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
