@@ -10,7 +10,7 @@ from hangup.terminal import count, fit
 
 _LABEL, _SIDE = 31, 22  # columns
 _BAR = 18
-_UNEQUAL = 1.4  # × as many tokens in the second half: something else slowed the first one down
+_UNEQUAL = 1.2  # × as many tokens in the second half: something else slowed the first one down
 
 
 @dataclass(frozen=True, slots=True)
