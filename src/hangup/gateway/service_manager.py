@@ -36,7 +36,7 @@ class ServiceManager:
         """Take what the environment offers. Remove it there, so that no worker or engine believes that it is meant."""
         given = {name: environment.pop(name, "") for name in _VARIABLES}
         if address := given["NOTIFY_SOCKET"]:
-            self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._notify.settimeout(_TELL_S)
             with contextlib.suppress(OSError):
                 self._notify.connect("\0" + address[1:] if address[0] == "@" else address)
