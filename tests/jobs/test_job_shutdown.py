@@ -76,6 +76,8 @@ class TestTheLastWrite:
             assert lost == [{"results": 1, "in_doubt": 2, "cancels": 0}]
             disk_works.set()
             await asyncio.to_thread(store._database._thread.join, 60)
+            with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+                store._database.db.execute("SELECT 1")
 
         asyncio.run(run())
 

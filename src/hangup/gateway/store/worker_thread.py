@@ -82,6 +82,7 @@ class StoreThread:
     """A queue of work and the thread that runs it; a subclass runs a batch of it in a transaction."""
 
     _hanging = "its disk does not answer"
+    _left_open = False  # `close` gave the thread up: it closes the connection itself if it ever gets so far
     _began: float | None = None  # when the thread began the current transaction (monotonic)
 
     def __init__(self) -> None:
@@ -114,7 +115,9 @@ class StoreThread:
         for piece in self._take(len(self._work)):
             with contextlib.suppress(RuntimeError):
                 piece.future.get_loop().call_soon_threadsafe(_resolve, [(piece.future, None, closed)])
-        if not self._thread.is_alive():  # otherwise it hangs with the connection, and closing that under the thread would crash
+        if self._thread.is_alive():  # it hangs with the connection, and closing that under the thread would crash
+            self._left_open = True
+        else:
             self._close_connection()
 
     def _take(self, most: int) -> list[Piece]:
@@ -139,7 +142,9 @@ class StoreThread:
                         self._run_and_answer(batch)
                 self._began = None
             if self._closing:
-                return
+                break
+        if self._left_open:
+            self._close_connection()
 
     def _run_and_answer(self, batch: list[Piece]) -> None:
         outcomes = self._run_batch(batch)
