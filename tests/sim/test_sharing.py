@@ -105,7 +105,7 @@ def test_a_quota_is_one_for_all_gateways(monkeypatch: pytest.MonkeyPatch) -> Non
     slots=st.integers(1, 5),
     loss=st.floats(0, 0.6),
     delay_s=st.floats(0, 0.3),
-    deaths=st.floats(0, 60),
+    deaths=st.one_of(st.just(0.0), st.floats(0.1, 60)),
     by_silence=st.booleans(),
 )
 def test_whatever_is_lost_or_dies_no_place_is_granted_twice(

@@ -71,7 +71,8 @@ class SimHub:
         self._taken_until: list[tuple[float, float]] = []  # when places of dead gateways become free, and when those died
         self._names = 0
         clock.at(self._look_s, self._look, None)
-        if model.deaths_per_minute:
+        self._deaths_per_s = model.deaths_per_minute / 60
+        if self._deaths_per_s > 0:  # not so few that they round to 0
             self._plan_death()
 
     # The network
@@ -146,7 +147,7 @@ class SimHub:
     # Deaths
 
     def _plan_death(self) -> None:
-        pause = self._rng.expovariate(self._model.deaths_per_minute / 60)
+        pause = self._rng.expovariate(self._deaths_per_s)
         self._clock.at(self._clock.now + pause, self._kill_one, None)
 
     def _kill_one(self, _: None, __: int) -> None:
