@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hangup.config import LimitSettings, Settings
@@ -167,6 +167,7 @@ class World:
     def add(self) -> None:
         link: Any = StoreLink(Settings(shared_state="redis://unused"), LimitSettings(gateway_silence_s=SILENCE_S))
         link.store, link._member = Wire(self.memory), SimMember()
+        link.name = f"gateway-{len(self.links)}-{len(self.memory.snapshots)}"  # ties are broken by names
         link._gateway = SimpleNamespace(log=SimpleNamespace(event=lambda *_, **__: None))
         link._open_life_port = self._nothing  # nobody can be asked whether it lives: only the time decides
         self.links.append(link)
@@ -202,7 +203,9 @@ def run(work: Any) -> None:
     asyncio.run(work)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@example(seed=484338, count=2)  # a new leader assumed more of it than it held, and then granted just that
+@example(seed=98410, count=2)  # a leader obeyed its own grant, lowered it at once, and was cut off before it could report
 @given(seed=st.integers(0, 2**32), count=st.integers(2, 5))
 def test_no_place_is_used_twice_whoever_leads(seed: int, count: int) -> None:
     """Freeze and cut off gateways, leaders among them, for less than the time after which they are given up."""
@@ -229,7 +232,7 @@ def test_no_place_is_used_twice_whoever_leads(seed: int, count: int) -> None:
         run(play(patch))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), count=st.integers(2, 5))
 def test_an_emptied_store_changes_nothing_and_the_dead_are_replaced(seed: int, count: int) -> None:
     """Empty the store again and again, kill gateways, let new ones join."""

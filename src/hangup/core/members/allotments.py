@@ -184,6 +184,10 @@ class PlaceAllocator:
         found = self._resources.get(resource)
         return 0 if found is None else _taken(found)
 
+    def granted_to(self, member: str) -> dict[str, int]:
+        """Return the most that a member may hold of each resource."""
+        return {name: found.holders[member].granted for name, found in self._resources.items() if member in found.holders}
+
     def expects_more(self, resource: str) -> bool:
         """Return whether members were asked to return places of this resource, and have not done so yet."""
         found = self._resources.get(resource)
@@ -241,7 +245,9 @@ def _share_one(name: str, resource: _Resource) -> list[Grant]:
     free = resource.capacity - _taken(resource)
     grants = []
     for member, holder in sorted(holders.items(), key=lambda item: (item[1].allowed, turns[item[0]])):
-        allowed = min(shares[member], holder.granted + max(free, 0))
+        # More is out than there is: nobody gets more, not even of what it may still hold, which may be less.
+        most = holder.granted + free if free >= 0 else min(holder.allowed, holder.granted)
+        allowed = min(shares[member], most)
         if allowed == holder.allowed:
             continue
         holder.number += 1

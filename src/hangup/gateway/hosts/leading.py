@@ -128,8 +128,7 @@ class Leading:
         for name, snapshot in self._snapshots.items():
             rows = _places(snapshot)
             if name in unknown:
-                granted = self._earlier_orders.get(name, {}).get("grants", {})
-                rows = [_at_most(row, granted.get(row.resource, (0, 0))) for row in rows]
+                rows = [_at_most(row, self._earlier_orders.get(name, {"grants": {}, "most": {}})) for row in rows]
             self._hub.learn_places(name, rows)
         self.settled = True
         self._hub.share_places()
@@ -205,7 +204,11 @@ class Leading:
 
     def orders_to_write(self) -> dict[str, dict[str, Any]]:
         """Return the orders that have changed since the last time."""
-        written = {name: self.orders[name] | {"members": self.members} for name in self.changed if name in self.orders}
+        written = {
+            name: self.orders[name] | {"members": self.members, "most": self._hub.granted_to(name)}
+            for name in self.changed
+            if name in self.orders
+        }
         self.changed.clear()
         return written
 
@@ -230,7 +233,8 @@ def _places(snapshot: Snapshot) -> list[PlaceReport]:
     return [PlaceReport(*row) for row in snapshot["places"]]
 
 
-def _at_most(row: PlaceReport, granted: tuple[int, int]) -> PlaceReport:
-    """Return what a silent member may hold: it may have obeyed its last order after its last report."""
-    allowed, number = granted
-    return PlaceReport(row.resource, row.capacity, max(row.held, allowed), row.demand, max(row.number, number))
+def _at_most(row: PlaceReport, orders: dict[str, Any]) -> PlaceReport:
+    """Return what a silent member may hold: after its last report, it may have obeyed the last order, or one before."""
+    _, number = orders["grants"].get(row.resource, (0, 0))
+    most = orders["most"].get(row.resource, 0)
+    return PlaceReport(row.resource, row.capacity, max(row.held, most), row.demand, max(row.number, number))

@@ -103,6 +103,10 @@ class Hub:
         """Note what a member holds, and grant nothing yet: this hub is new, and must know everybody first."""
         self._places.note(member, places)
 
+    def granted_to(self, member: str) -> dict[str, int]:
+        """Return the most places that a member may hold of each resource."""
+        return self._places.granted_to(member)
+
     def share_places(self) -> None:
         """Begin to grant: everybody is known."""
         self._send(self._places.share())
