@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import Field
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, Protocol
 
-from hangup.config import BackendSettings, Settings
 from hangup.config.load import Configuration
 from hangup.tasks import TASKS
 
 Stamp = tuple[tuple[int, int, int], ...]
+
+
+class _Section(Protocol):
+    """The settings, or those of a backend."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
 
 @contextmanager
@@ -33,9 +39,9 @@ def reloading_on_change(configuration: Configuration, reload: Callable[[], None]
         task.cancel()
 
 
-def _files_of(section: Settings | BackendSettings) -> list[str]:
+def _files_of(section: _Section) -> list[str]:
     """Return the files that settings such as `api_key_file` name."""
-    return [getattr(section, field.name) for field in dataclasses.fields(section) if field.name.endswith("_file")]
+    return [getattr(section, name) for name in section.__dataclass_fields__ if name.endswith("_file")]
 
 
 async def _watch(paths: list[str], period_s: float, reload: Callable[[], None]) -> None:
