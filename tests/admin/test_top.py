@@ -25,7 +25,6 @@ OVERVIEW: dict[str, Any] = {
     "live": 100,
     "waiting": 3,
     "tokens": {"delivered": 900, "wasted": 100},
-    "history": [],
     "backends": [{"zombies": ["z"]}],
     "jobs": {"total": 0},
     "alarms": [{"backend": "b", "signal": "exact"}],

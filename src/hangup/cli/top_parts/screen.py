@@ -97,15 +97,13 @@ def _tinted(line: str, row: TopRow, coloured: bool) -> str:
 
 
 def _summary(overview: dict[str, Any], width: int, coloured: bool) -> str:
-    tokens, history = overview["tokens"], overview["history"]
+    tokens = overview["tokens"]
     delivered, wasted = tokens.get("delivered", 0), tokens.get("wasted", 0)
-    rate = history[-1][3] if history and history[-1][3] is not None else 0
     share = f" ({wasted / (delivered + wasted):.0%})" if wasted else ""
     parts = [
         overview["not_ready"] or "ready",
         f"{count(overview['live'])} live",
         f"{count(overview['waiting'])} waiting",
-        f"{count(rate)} tok/s",
         f"{count(delivered)} tokens delivered",
         f"{count(wasted)} wasted{share}",
     ]
