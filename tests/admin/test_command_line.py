@@ -66,11 +66,17 @@ def test_the_beginning_of_an_id_is_enough(pair: tuple[Gateway, StandIn]) -> None
     assert "not live: hu-fir" in hangup(gateway, "kill", "hu-fir").stdout
 
 
-def test_backends_by_their_beginning(pair: tuple[Gateway, StandIn]) -> None:
+def test_nothing_is_ended_or_drained_that_was_not_named(pair: tuple[Gateway, StandIn]) -> None:
+    """A variable that is not set names nothing, and what has just ended is not the beginning of something else."""
     gateway, _ = pair
-    assert "drained" in hangup(gateway, "drain", "127.").stdout
-    assert "drained" not in hangup(gateway, "undrain", "127.").stdout
-    assert "there is no backend 128.0.0.1" in hangup(gateway, "drain", "128.0.0.1").stderr
+    with streaming(gateway, "req-1"):
+        assert "killed req-1" in hangup(gateway, "kill", "req-1").stdout
+    with streaming(gateway, "req-12"):
+        assert "an id is empty" in hangup(gateway, "kill", "").stderr
+        assert "not live: req-1" in hangup(gateway, "kill", "req-1").stdout and live(gateway) == ["req-12"]
+    assert "an id is empty" in hangup(gateway, "jobs", "cancel", "").stderr
+    for name in ("", "127.", "128.0.0.1"):
+        assert f"there is no backend {name}" in hangup(gateway, "drain", name).stderr
 
 
 def test_empty_lists_say_so(pair: tuple[Gateway, StandIn]) -> None:

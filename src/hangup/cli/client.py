@@ -66,8 +66,8 @@ class Admin:
 
     def find_call(self, given: str, *, live: bool = False) -> str:
         """Return the id of the only call whose id begins with `given`; `given` itself if there is none."""
-        found = self._ids(given, live)
-        if given in found or not found:
+        found = self._ids(_not_empty(given), live)
+        if given in found or not found or (live and given in self._ids(given, False)):  # has just ended
             return given
         if len(found) > 1:
             raise HangupError(f"{given} is the beginning of several ids: {', '.join(found)}")
@@ -81,7 +81,8 @@ class Admin:
 
     def find_job(self, given: str) -> str:
         """Return the id of the only job whose id begins with `given`; `given` itself if there is none."""
-        found = [job["id"] for job in self.get("/api/jobs", limit=1000)["jobs"] if job["id"].startswith(given)]
+        rows = self.get("/api/jobs", limit=1000)["jobs"] if _not_empty(given) else []
+        found = [job["id"] for job in rows if job["id"].startswith(given)]
         if given in found or not found:
             return given
         if len(found) > 1:
@@ -89,14 +90,17 @@ class Admin:
         return str(found[0])
 
     def find_backend(self, given: str) -> str:
-        """Return the name of the only backend whose name begins with `given`; raise if there is none."""
+        """Return the name of a backend; raise if there is none. No beginning: gpu-1 may be gone, gpu-10 not."""
         names = [row["name"] for row in self.get("/api/backends")["backends"]]
-        found = [given] if given in names else [name for name in names if name.startswith(given)]
-        if len(found) == 1:
-            return str(found[0])
-        if found:
-            raise HangupError(f"{given} is the beginning of several names: {', '.join(found)}")
+        if given in names:
+            return given
         raise NotFound(f"there is no backend {given}\n  hint: {did_you_mean(given, names) or 'backends: ' + ', '.join(names)}")
+
+
+def _not_empty(given: str) -> str:
+    if not given:
+        raise HangupError("an id is empty: perhaps a variable that is not set")
+    return given
 
 
 def path_of(*parts: str) -> str:
