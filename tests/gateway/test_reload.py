@@ -8,6 +8,8 @@ import ssl
 import stat
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,24 @@ class TestReload:
         with Gateway(config=backend(engine.url)) as gateway:
             row = reload(gateway, "[limits]\nended_calls_max = 5\n" + backend(engine.url), "config_reloaded")
             assert row["needs_restart"] == ["ended_calls_max"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_admin_port_that_others_reach_keeps_its_token(engine: StandIn, workers: int, tmp_path: Path) -> None:
+    """Only a restart changes the address that the port listens on, whatever the new configuration names."""
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    rest = f"workers = {workers}\n{backend(engine.url)}"
+    with Gateway(config=f'admin_host = "0.0.0.0"\nadmin_token_file = "{token}"\n{rest}') as gateway:
+        assert gateway.config_path is not None
+        gateway.config_path.write_text(f'admin_host = "127.0.0.1"\n{rest}')
+        gateway.signal(signal.SIGHUP)
+        gateway.find_line("configuration reloaded|the configuration was not reloaded")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{gateway.admin_url}/api/calls", timeout=60)
+        gateway.find_line("the admin port on 0.0.0.0 is reachable from other hosts, so it needs a token")
+        same = f'admin_host = "127.0.0.1"\nadmin_token_file = "{token}"\n{rest}'
+        assert reload(gateway, same, "config_reloaded")["needs_restart"] == ["admin_host"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -50,14 +50,17 @@ def listen_for_workers(settings: Settings, count: int) -> list[socket.socket]:
     return [listen("port", settings.host, port, settings, reuse_port=True) for _ in range(count)]
 
 
-def admin_policy(settings: Settings) -> Policy:
-    """Return who may use the admin port; raise if it listens beyond loopback without a token."""
+def admin_policy(settings: Settings, listens_on: str = "") -> Policy:
+    """Return who may use the admin port; raise if it listens beyond loopback without a token. A reload gives the address that
+    the port listens on: the settings may name another one, but only a restart changes it."""
     token = settings.admin_token.reveal()
-    if not token and not is_loopback(settings.admin_host):
-        raise HangupError(
-            f"the admin port on {settings.admin_host} is reachable from other hosts, so it needs a token\n"
-            "  hint: set admin_token_env to the name of an environment variable that holds one, or admin_token_file"
-        )
+    for host in (settings.admin_host, listens_on or settings.admin_host):
+        if not token and not is_loopback(host):
+            raise HangupError(
+                f"the admin port on {host} is reachable from other hosts, so it needs a token\n"
+                "  hint: set admin_token_env to the name of an environment variable that holds one, or admin_token_file"
+                + ("" if host == settings.admin_host else "; only a restart changes admin_host")
+            )
     return Policy.of(token, settings.admin_names, settings.admin_host)
 
 

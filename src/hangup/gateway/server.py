@@ -113,6 +113,7 @@ class Server:
 
     _ending = False  # the process ends: no admin server is started again
     _shares_log = False  # other processes write to the same log
+    _admin_host = ""  # the admin port listens on it until a restart; empty in a worker, which has no admin port
 
     def __init__(
         self,
@@ -229,6 +230,7 @@ class Server:
 
     def _open_ports(self, settings: Settings) -> tuple[socket.socket, socket.socket]:
         """Return the listening sockets of the data port and the admin port."""
+        self._admin_host = settings.admin_host
         data_sock = ports.listen("port", settings.host, settings.port, settings)
         return data_sock, ports.listen("admin_port", settings.admin_host, settings.admin_port, settings)
 
@@ -348,7 +350,7 @@ class Server:
             check_reload(old, new.settings)
             tls = self.gateway.intake.tls
             tls = ports.server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
-            token = ports.admin_policy(new.settings).token_sha256
+            token = ports.admin_policy(new.settings, self._admin_host).token_sha256
             headers = read_headers(trace_headers(new.settings.otlp_headers.reveal(), os.environ))
             whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:

@@ -71,6 +71,7 @@ class Supervisor:
         settings = self._configuration.settings
         self._policy = policy = ports.admin_policy(settings)
         self._sockets = ports.listen_for_workers(settings, self.count)
+        self._admin_host = settings.admin_host  # the admin port listens on it until a restart
         admin_sock = ports.listen("admin_port", settings.admin_host, settings.admin_port, settings)
         self._port: int = self._sockets[0].getsockname()[1]
         self._log = open_log(settings, shared=True)
@@ -336,7 +337,7 @@ class Supervisor:
             new = await asyncio.to_thread(self._load)
             check_reload(self._configuration.settings, new.settings)
             check_for_workers(new.settings)
-            token = ports.admin_policy(new.settings).token_sha256
+            token = ports.admin_policy(new.settings, self._admin_host).token_sha256
         except HangupError as error:
             self._log.event("config_reload_failed", problems=str(error).splitlines())
             print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
