@@ -345,6 +345,15 @@ def exit_line(engine: StandIn, url: str, *flags: str) -> str:
     return lines[0]
 
 
+def test_a_changed_file_is_reloaded_without_a_signal() -> None:
+    with engine_and_store() as (engine, store):
+        text = f'config_watch_s = 0.1\nslots = {SLOTS}\nshared_state = "{store.url}"\n[[backend]]\nurl = "{engine.url}"\n'
+        with Gateway(config=text) as gateway:
+            assert gateway.config_path is not None
+            gateway.config_path.write_text(text + 'name = "renamed"\n')
+            assert seen(gateway, "config_reloaded")[0]["backends"] == ["renamed"]
+
+
 def test_what_is_wrong_with_the_store_is_said_in_one_line() -> None:
     with engine_and_store("--requirepass", "secret") as (engine, store):
         required = ("--shared-state-required", "true")

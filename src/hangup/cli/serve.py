@@ -79,7 +79,9 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     if config.settings.shared_state:
         from hangup.gateway.hosts.server import SharingServer  # noqa: PLC0415 (its client is an extra)
 
-        await SharingServer(config, load).run(_announce(config, _engines(config)))
+        sharing = SharingServer(config, load)
+        with reloading_on_change(config, sharing.reload):
+            await sharing.run(_announce(config, _engines(config)))
         return
     if config.settings.backend:
         server = Server(config, load)
