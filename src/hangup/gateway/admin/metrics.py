@@ -5,6 +5,7 @@ Every metric is listed in docs/metrics.md, which a test compares with this file'
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from hangup.core.reaper import STEPS
 from hangup.gateway.admin import call_metrics
 from hangup.gateway.admin.call_metrics import histogram
 from hangup.gateway.admin.view import GatewayView
+
+_SAMPLES_PER_TURN = 300  # some 3 ms
+_EOF = b"# EOF\n"  # OpenMetrics' last line
 
 
 class GatewayCollector(Collector):
@@ -264,7 +268,31 @@ def registry(view: GatewayView) -> CollectorRegistry:
     return collectors
 
 
-def render(collectors: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Return the page and its content type: OpenMetrics, which has exemplars, or Prometheus' older text."""
+async def render(collectors: Collector, accept: str) -> tuple[bytes, str]:
+    """Return the page and its content type: OpenMetrics, which has exemplars, or Prometheus' older text.
+
+    With many models and backends a page takes 100 ms and more, which the calls on the same event loop must not wait for: it is
+    written in pieces, with turns for others between. Each metric is collected in one turn, so it is consistent in itself.
+    """
     encode, content_type = choose_encoder(accept)
-    return encode(collectors), content_type
+    page = bytearray()
+    for metric in collectors.collect():
+        samples, metric.samples = metric.samples, []
+        head = encode(_Piece(metric)).removesuffix(_EOF)
+        page += head
+        for start in range(0, len(samples), _SAMPLES_PER_TURN):
+            metric.samples = samples[start : start + _SAMPLES_PER_TURN]
+            await asyncio.sleep(0)
+            page += encode(_Piece(metric)).removesuffix(_EOF).removeprefix(head)
+    page += encode(CollectorRegistry(auto_describe=False))  # OpenMetrics' end
+    return bytes(page), content_type
+
+
+class _Piece(Collector):
+    """One metric, or some of its samples, as prometheus_client's encoders take it."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ def page_routes() -> list[Route]:
 
 def make_app(view: GatewayView, policy: Policy) -> Starlette:
     collectors = metrics.registry(view)
+    scraping = asyncio.Lock()  # one page at a time: each takes turns on the loop that carries the calls
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -53,7 +55,8 @@ def make_app(view: GatewayView, policy: Policy) -> Starlette:
         return PlainTextResponse("\n".join(lines) + "\n", 200 if why_not is None else 503)
 
     async def metrics_page(request: Request) -> Response:
-        body, kind = metrics.render(collectors, request.headers.get("accept", ""))
+        async with scraping:
+            body, kind = await metrics.render(collectors, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 
     async def fault(request: Request, error: Exception) -> Response:
