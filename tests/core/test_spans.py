@@ -158,6 +158,19 @@ def test_values_of_all_kinds() -> None:
     assert (values["b"], values["c"]) == ({"doubleValue": 0.5}, {"boolValue": True}) and not {"d", "e"} & values.keys()
 
 
+def test_numbers_that_no_collector_takes_are_left_out() -> None:
+    """One of them would lose the whole batch of traces: OTLP's integers have 64 bits, and JSON has no infinity."""
+    call = start()
+    call.tokens_in = 2**64
+    good = {"low": -(2**63), "high": 2**63 - 1, "half": 0.5}
+    call.trace_attributes = good | {"seed": 2**63, "under": -(2**63) - 1, "inf": float("inf"), "nan": float("nan")}
+    call.end(reasons.COMPLETED, 9.0)
+    values = {row["key"]: row["value"] for row in spans_of(call)[0]["attributes"]}
+    assert (values["low"], values["high"]) == ({"intValue": str(-(2**63))}, {"intValue": str(2**63 - 1)})
+    assert values["half"] == {"doubleValue": 0.5}
+    assert not {"seed", "under", "inf", "nan", "gen_ai.usage.input_tokens"} & values.keys()
+
+
 def kept(share: float, reason: Reason = reasons.COMPLETED, first_token_at: float = 2.0, **fields: Any) -> bool:
     call = start()
     call.parent_id, call.trace_id = "", "f" * 32

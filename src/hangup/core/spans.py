@@ -6,6 +6,7 @@ attributes follow the semantic conventions for generative AI and for HTTP server
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ _INTERNAL, _SERVER, _CLIENT = 1, 2, 3
 _ERROR = 2
 _RANDOM_DIGITS = 16  # at the end of a trace id, by W3C's trace context
 _RANDOM_MAX = 1 << 64
+_INTEGER_MAX = 1 << 63  # OTLP's have 64 bits with a sign
 # By the second half of a route's name, such as openai.chat; other routes are not inference.
 _OPERATIONS = {
     "chat": "chat",
@@ -143,7 +145,18 @@ def _attributes(call: Call, operation: str, failed: bool) -> list[dict[str, Any]
 
 
 def _listed(given: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": name, "value": _value(value)} for name, value in given.items() if value not in (None, "", [])]
+    return [{"key": name, "value": _value(value)} for name, value in given.items() if _can_be_shown(value)]
+
+
+def _can_be_shown(value: Any) -> bool:
+    """Return whether a value is given and fits OTLP's types: collectors refuse a whole batch for one that does not."""
+    match value:
+        case int():
+            return -_INTEGER_MAX <= value < _INTEGER_MAX
+        case float():
+            return math.isfinite(value)
+        case _:
+            return value not in (None, "", [])
 
 
 def _value(value: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hangup.gateway.apis.base import Json
 
 _TEXT_MAX = 200
 _LIST_MAX = 32
+_NUMBER_MAX = 1 << 63  # a client may send anything: no collector takes larger integers, and no float takes 400 digits
 # Attribute, and the fields that have it, in the APIs that hangup speaks.
 _NUMBERS = {
     "gen_ai.request.temperature": ("temperature",),
@@ -31,7 +32,7 @@ def request_attributes(value: Json, choices: int) -> dict[str, Any]:
     for names, kinds in ((_NUMBERS, (int, float)), (_WHOLE_NUMBERS, (int,))):
         for attribute, fields in names.items():
             given = next((place[name] for place in places for name in fields if type(place.get(name)) in kinds), None)
-            if given is not None:
+            if given is not None and -_NUMBER_MAX <= given < _NUMBER_MAX:
                 found[attribute] = float(given) if names is _NUMBERS else given
     if choices != 1:
         found["gen_ai.request.choice.count"] = choices
