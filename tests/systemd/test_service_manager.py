@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import shutil
@@ -23,6 +24,7 @@ from support.waiting import PATIENCE_S, wait_until
 
 UNITS = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
+SIGNS = 2000  # more than any queue of datagrams holds
 EXPOSURE_MAX = 2.0  # of 10, by `systemd-analyze security`
 # systemd sets the process id after its fork, and passes sockets from number 3 on.
 AS_SYSTEMD_DOES = """
@@ -101,6 +103,37 @@ def test_a_manager_that_is_gone_harms_nothing(engine: StandIn, tmp_path: Path) -
     with Gateway(engine.url, env={"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "100000"}) as gateway:
         gateway.signal(signal.SIGTERM)
         assert gateway.wait() == 0
+
+
+def test_a_manager_that_does_not_read_is_not_waited_for_and_misses_nothing(tmp_path: Path) -> None:
+    """Signs of life are dropped while its queue is full; what it must know is sent, in order, once it reads."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(tmp_path / "notify"))
+        inbox.setblocking(False)
+        manager = ServiceManager()
+        manager.connect({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+        assert manager._notify is not None
+        with manager._notify:
+            found = asyncio.run(told_late(manager, inbox))
+    signs = found.index(b"STOPPING=1")
+    assert 0 < signs < SIGNS and found[:signs] == [b"WATCHDOG=1"] * signs, "its queue was full of signs, and no more waited"
+    assert [line for line in found if line != b"WATCHDOG=1"] == [b"STOPPING=1", b"READY=1"]
+
+
+async def told_late(manager: ServiceManager, inbox: socket.socket) -> list[bytes]:
+    """Return the first line of each message that a manager finds that began to read late."""
+    loop = asyncio.get_running_loop()
+    manager.ready("serving")
+    assert inbox.recv(4096).startswith(b"READY=1")
+    for _ in range(SIGNS):
+        manager._send_sign()
+    manager.stopping()
+    manager.tell("READY=1")
+    found: list[bytes] = []
+    while b"READY=1" not in found:
+        message = await asyncio.wait_for(loop.sock_recv(inbox, 4096), PATIENCE_S)
+        found.append(message.partition(b"\n")[0])
+    return found
 
 
 def activated(sock: socket.socket, names: str = "hangup") -> type[Gateway]:

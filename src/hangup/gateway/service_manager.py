@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator, MutableMapping
 
 from hangup.errors import HangupError
@@ -18,7 +19,7 @@ from hangup.tasks import TASKS
 
 _FIRST_SOCKET = 3  # SD_LISTEN_FDS_START
 _ADMIN_NAMES = ("admin", "hangup-admin", "hangup-admin.socket")  # FileDescriptorName=, or the unit's name without it
-_TELL_S = 0.5  # the manager's queue holds ten messages, and it reads them at once
+_UNSENT_MAX = 16  # messages that wait for a place in the manager's queue, which holds ten
 _SIGNS_PER_PERIOD = 3  # of the watchdog: one may come late
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
@@ -29,6 +30,7 @@ class ServiceManager:
     def __init__(self) -> None:
         self._notify: socket.socket | None = None
         self._watchdog_s = 0.0
+        self._unsent: deque[bytes] = deque(maxlen=_UNSENT_MAX)
         self._is_ready = False  # before that, systemd expects no signs of life
         self._sockets: dict[str, socket.socket] = {}
 
@@ -37,7 +39,7 @@ class ServiceManager:
         given = {name: environment.pop(name, "") for name in _VARIABLES}
         if address := given["NOTIFY_SOCKET"]:
             self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._notify.settimeout(_TELL_S)
+            self._notify.setblocking(False)
             with contextlib.suppress(OSError):
                 self._notify.connect("\0" + address[1:] if address[0] == "@" else address)
         if given["WATCHDOG_USEC"].isdigit() and given["WATCHDOG_PID"] in ("", str(os.getpid())):
@@ -66,11 +68,31 @@ class ServiceManager:
         """Return the socket for `port` or `admin_port`, once, if there is one."""
         return self._sockets.pop(what, None)
 
-    def tell(self, *lines: str, flags: int = 0) -> None:
-        """Send a message. A manager that is gone is no reason to fail, and one that does not read is not waited for long."""
+    def tell(self, *lines: str) -> None:
+        """Send a message, or keep it until the manager reads: the event loop, which carries the calls, never waits for it."""
         if self._notify is not None:
+            if not self._unsent:
+                asyncio.get_running_loop().add_writer(self._notify, self._send_unsent)
+            self._unsent.append("\n".join(lines).encode())
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        assert self._notify is not None
+        while self._unsent:
+            try:
+                self._notify.send(self._unsent[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                pass  # a manager that is gone is no reason to fail
+            self._unsent.popleft()
+        asyncio.get_running_loop().remove_writer(self._notify)
+
+    def _send_sign(self) -> None:
+        """Send the watchdog a sign of life. One that finds no place is dropped: those before it are still to be read."""
+        if self._notify is not None and not self._unsent:
             with contextlib.suppress(OSError):
-                self._notify.send("\n".join(lines).encode(), flags)
+                self._notify.send(b"WATCHDOG=1")
 
     def ready(self, status: str) -> None:
         self._is_ready = True
@@ -101,7 +123,7 @@ class ServiceManager:
     async def _send_signs(self) -> None:
         while True:
             if self._is_ready:
-                self.tell("WATCHDOG=1", flags=socket.MSG_DONTWAIT)
+                self._send_sign()
             await asyncio.sleep(self._watchdog_s / _SIGNS_PER_PERIOD)
 
 
