@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import select
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -18,9 +22,9 @@ from hangup.gateway.http.head import RequestHead
 from hangup.gateway.kinds.live import LiveCall
 from hangup.gateway.request_policy import IncomingRequest
 from support.house import House
-from support.processes import Gateway, StandIn, gateway_and_engine
+from support.processes import HANGUP, Gateway, StandIn, gateway_and_engine
 from support.raw import Client
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 
 def test_a_form_that_cannot_be_read_leaves_no_call_behind() -> None:
@@ -115,3 +119,34 @@ def test_aborts_under_way_reach_their_engine_before_the_process_ends(answers: bo
             backend.pool.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("reader", "workers"), [("gone", 1), ("asleep", 1), ("gone", 2)])
+def test_a_stderr_that_nobody_reads_costs_no_call_its_drain(reader: str, workers: int) -> None:
+    """The terminal was closed, or a pipe's reader died or does not read: a reload and the drain have something to say."""
+    read_end, write_end = os.pipe()
+    with StandIn(token_s=0.1, answer_tokens=30) as engine:
+        settings = ["--upstream", engine.url, "--drain-s", "600", "--workers", str(workers), "--jobs", "none"]
+        command = [*HANGUP, "serve", "--port", "0", "--admin-port", "0", *settings]
+        popen = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=write_end)
+        try:
+            told = b""
+            while (serving := re.search(rb"serving http://127.0.0.1:(\d+) ", told)) is None:
+                told += os.read(read_end, 4096)
+            with Client(("127.0.0.1", int(serving[1]))) as client:
+                client.chat(stream=True)
+                client.read_until(b"data: ")
+                if reader == "gone":
+                    os.close(read_end)
+                while reader == "asleep" and select.select([], [write_end], [], 0)[1]:
+                    os.write(write_end, bytes(select.PIPE_BUF))
+                popen.send_signal(signal.SIGHUP)
+                popen.send_signal(signal.SIGTERM)
+                assert b"data: [DONE]" in client.read_until(b"\r\n0\r\n\r\n"), "the whole stream"
+            assert popen.wait(PATIENCE_S) == 0
+        finally:
+            popen.kill()
+            popen.wait()
+            os.close(write_end)
+            if reader != "gone":
+                os.close(read_end)

@@ -21,6 +21,7 @@ from hangup.gateway.config_watch import reloading_on_change
 from hangup.gateway.reaper import core_dumps
 from hangup.gateway.server import Server
 from hangup.gateway.service_manager import SERVICE_MANAGER
+from hangup.gateway.stderr import write_stderr
 from hangup.gateway.workers.settings import worker_count
 from hangup.terminal import is_coloured, paint
 
@@ -116,7 +117,7 @@ def _announce(config: Configuration, engines: str) -> Callable[[str, str], None]
     """Return what tells, once the ports are open, where to find what; at a terminal in a few lines."""
 
     def announce(data_url: str, admin_url: str) -> None:
-        print(f"hangup: serving {data_url} (admin {admin_url}) in front of {engines}", file=sys.stderr, flush=True)
+        write_stderr(f"hangup: serving {data_url} (admin {admin_url}) in front of {engines}")
 
     def announce_to_people(data_url: str, admin_url: str) -> None:
         coloured = is_coloured(sys.stderr)
@@ -130,7 +131,7 @@ def _announce(config: Configuration, engines: str) -> Callable[[str, str], None]
         ]
         lines = [paint(f"hangup {__version__} is serving", "bold", coloured)]
         lines += [f"  {paint(f'{name:<9}', 'dim', coloured)}  {value}" for name, value in rows if value]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        write_stderr("\n".join(lines))
 
     def announce_everywhere(data_url: str, admin_url: str) -> None:
         (announce_to_people if sys.stderr.isatty() else announce)(data_url, admin_url)

@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from hangup.gateway.otel_environment import trace_headers, trace_target
 from hangup.gateway.otlp import Exporter, read_headers
 from hangup.gateway.registry import TURNED_AWAY_MAX
 from hangup.gateway.service_manager import SERVICE_MANAGER
+from hangup.gateway.stderr import write_stderr
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.store.postgresql import is_postgresql, without_password
@@ -306,12 +306,12 @@ class Server:
             self._jobs_task.cancel()  # a store that opens now would start items, and the drain would wait for them
         live = len(gateway.registry.live)
         self._log.event("drain_started", live=live, drain_s=limits.drain_s)
+        gateway.start_drain()
         if live and not self._log.for_people:
             self._tell(
                 f"draining: {live} live call{'s' * (live != 1)} may finish within {limits.drain_s:g} s; "
                 "a second Ctrl-C or SIGTERM ends them now"
             )
-        gateway.start_drain()
         waits = [TASKS.start("drain", gateway.registry.idle.wait()), TASKS.start("drain", self._force.wait())]
         try:
             await asyncio.wait(waits, timeout=limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
@@ -384,7 +384,7 @@ class Server:
 
     def _tell(self, text: str) -> None:
         """Tell whoever started this process."""
-        print(f"hangup: {text}", file=sys.stderr, flush=True)
+        write_stderr(f"hangup: {text}")
 
     async def _with_found_backends(self, settings: Settings) -> Settings:
         """Return the settings with a backend for each address behind a dns+ name."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.server import check_reload, open_log
 from hangup.gateway.service_manager import SERVICE_MANAGER
+from hangup.gateway.stderr import write_stderr
 from hangup.gateway.store.ledger import create_ledger
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.admin import make_whole_app
@@ -196,7 +196,7 @@ class Supervisor:
             worker.failure = message["error"]
         elif kind == "tell" and message["text"] not in self._shown:
             self._shown.add(message["text"])
-            print(f"hangup: {message['text']}", file=sys.stderr, flush=True)
+            write_stderr(f"hangup: {message['text']}")
         elif kind == "stopping":
             self._hub.note_stopping(message["term"], message["workers"])
         elif kind == "draining" and not worker.leaving and not self.draining:
@@ -340,7 +340,7 @@ class Supervisor:
             token = ports.admin_policy(new.settings, self._admin_host).token_sha256
         except HangupError as error:
             self._log.event("config_reload_failed", problems=str(error).splitlines())
-            print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
+            write_stderr(f"hangup: the configuration was not reloaded:\n{error}")
             return
         self._shown.clear()
         self._configuration = new
