@@ -50,6 +50,7 @@ class Whole:
         self.members = Members(1.0, 1.0)
         self.hub = StopHub(self._tell, self.members)
         self.deaf: set[str] = set()
+        self.asked: list[tuple[str, str]] = []  # who was asked what for the leader
         self.reapers = {name: FakeReaper() for name in names}
         self.peers = {name: MemberPeers(self._sender(name)) for name in names}
         for name, peers in self.peers.items():
@@ -64,6 +65,8 @@ class Whole:
         return lambda kind, fields: self._soon(self.hub.handle, name, kind, fields)
 
     def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
+        if kind == "question":
+            self.asked.append((name, fields["what"]))
         if name not in self.deaf:
             self._soon(self.peers[name].handle, kind, fields)
 
@@ -145,6 +148,8 @@ def test_a_leader_that_was_stopped_may_do_nothing_when_it_wakes_up() -> None:
         whole.peers["a"].publish([StopFinding(call("k")._replace(member="b"), "verified")])
         await settle()
         assert not whole.reapers["b"].learned
+        assert await SharedBackend("gpu", whole.peers["a"]).abandon("It is stuck.") == 0
+        assert not whole.asked, "the others keep their calls"
         assert await whole.peers["b"].may_take("gpu", {"rung": "degraded"}, [])
 
     run(test)

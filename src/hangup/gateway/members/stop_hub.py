@@ -126,6 +126,9 @@ class StopHub:
         self._tell(member, "step_noted", {"number": message["number"], "ok": ok})
 
     def _ask_all(self, member: str, message: dict[str, Any]) -> None:
+        if not self._leads(member, message):  # it woke up late: the others take no calls away because of what it believed
+            self._tell(member, "answers", {"number": message["number"], "expected": (member,), "rows": {}})
+            return
         self._asked += 1
         number = self._asked
         others = tuple(name for name in self._members.names if name != member)

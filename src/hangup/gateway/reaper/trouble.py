@@ -95,6 +95,7 @@ class EngineTrouble:
             return -math.inf
         others = await self._shared.waiting(now)
         if others is None:
+            self._last_output_at = now  # somebody may have received something just now, so nothing is known to be frozen
             return -math.inf
         waiting, last_output_at = self._host.waiting(self._backend)
         self._waiting = [*waiting, *others[0]]

@@ -268,7 +268,8 @@ class BackendWatch:
         trouble = self._trouble.text(now, still_s, self.ladder, self._answered_at, unanswered=self._unanswered)
         live = load.in_flight - load.held + self._shared.live_calls
         await self._take_steps(self.ladder.advance(now, self.pending_stops.zombies, trouble, live))
-        if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
+        stuck = self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live
+        if stuck and await self._may_act():
             await self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
         self._apply_health_event(self._health_event(time.monotonic()))
         self._look_again_at(self.pending_stops.next_due(time.monotonic()))
@@ -378,9 +379,12 @@ class BackendWatch:
 
     async def _take_steps(self, steps: Sequence[LadderStep]) -> None:
         """Take steps, unless another process judges the engine by now."""
-        if steps and await self._shared.may_take(self.ladder.record(time.monotonic()), self.pending_stops.zombies):
+        if steps and await self._may_act():
             for step in steps:
                 await self._carry_out(step)
+
+    async def _may_act(self) -> bool:
+        return await self._shared.may_take(self.ladder.record(time.monotonic()), self.pending_stops.zombies)
 
     async def _carry_out(self, step: LadderStep) -> None:
         self._stats.steps[self.backend.name, step.what] += 1
@@ -400,7 +404,8 @@ class BackendWatch:
 
     async def _restart(self) -> None:
         await self._abandon("hangup is restarting the engine.")
-        why = await renewal.start_anew(self.backend, self._spawned)
+        # The calls may have taken long to leave, so ask again.
+        why = await renewal.start_anew(self.backend, self._spawned) if await self._may_act() else "another process may lead"
         if not why:
             self._trouble.stillness.reset()
             await self._release(self.pending_stops.reset(), StopState.RESTARTED)
