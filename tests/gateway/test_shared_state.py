@@ -89,8 +89,7 @@ class Wire:
         if self._memory.lead != seen:
             return None
         self._memory.lead = Lead(me, term, 0)
-        orders, self._memory.orders = self._memory.orders, {}
-        return orders
+        return dict(self._memory.orders)
 
     async def write_orders(self, lead: Lead, orders: dict[str, Any], removed: Iterable[str]) -> bool:
         self._check()
@@ -304,6 +303,26 @@ def test_one_without_a_place_uses_its_part_while_the_store_is_away() -> None:
         await world.rounds(100)
         assert sum(link._member.used for link in world.links) <= CAPACITY
         assert sum(link._member.allowed for link in world.links) == CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+@pytest.mark.parametrize("orders", [[], [1], "text", 7])
+def test_orders_of_any_form_are_a_failure_of_the_store_and_the_loop_goes_on(orders: object) -> None:
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 1, 1)
+        (link,) = world.links
+        link.up, world.memory.lead = True, Lead("another", 1, 1)
+        world.memory.orders[link.name] = orders
+        failed = asyncio.Event()
+        link._gateway.log.event = lambda event, **_: failed.set() if event == "shared_state_lost" else None
+        loop = asyncio.create_task(link._run())
+        async with asyncio.timeout(60):
+            await asyncio.wait([loop, asyncio.create_task(failed.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert failed.is_set() and not loop.done() and not link.up
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
 
     with pytest.MonkeyPatch.context() as patch:
         run(play(patch))

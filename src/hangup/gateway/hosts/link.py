@@ -114,7 +114,7 @@ class StoreLink:
         while True:
             try:
                 await self._exchange()
-            except (SharedStateFailed, LookupError, TypeError, ValueError) as error:
+            except Exception as error:  # what others left in the store may be anything, and this loop must go on
                 self._failed(error if isinstance(error, SharedStateFailed) else self._unreadable(error))
                 await asyncio.sleep(self._pauses.failed(time.monotonic()))
                 continue

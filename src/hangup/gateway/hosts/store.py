@@ -36,9 +36,7 @@ _TAKE = """
 local owner, beat = redis.call('HGET', KEYS[1], 'owner') or '', redis.call('HGET', KEYS[1], 'beat') or ''
 if owner ~= ARGV[1] or beat ~= ARGV[2] then return false end
 redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'beat', '0')
-local orders = redis.call('HGETALL', KEYS[2])
-redis.call('DEL', KEYS[2])
-return orders
+return redis.call('HGETALL', KEYS[2])
 """
 _WRITE = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
@@ -152,7 +150,8 @@ class Store:
     # The leader
 
     async def take_lead(self, me: str, term: int, seen: Lead | None) -> dict[str, dict[str, Any]] | None:
-        """Take the lead, unless it has changed since it was `seen`; return the orders of the leader before."""
+        """Take the lead, unless it has changed since it was `seen`; return the orders of leaders before. They stay there,
+        and nobody obeys them: this answer may be lost, and they say what a silent member may hold."""
         owner, beat = ("", "") if seen is None else (_owner(seen.member, seen.term), str(seen.beat))
         keys = [self._lead, self._orders]
         found = await self._done(self._client.eval(_TAKE, 2, *keys, owner, beat, _owner(me, term)))
