@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import json
 import subprocess
@@ -20,6 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from admin.test_api import streaming
 from admin.test_kill import recognised
 from hangup import __version__
+from hangup.config import Settings
+from hangup.config.secret import Secret
 from hangup.errors import HangupError
 from hangup.gateway.otel_environment import TraceTarget, trace_headers, trace_target
 from hangup.gateway.otlp import Exporter
@@ -274,7 +277,21 @@ def test_how_the_variables_are_read() -> None:
     for wrong in ({"OTEL_EXPORTER_OTLP_TIMEOUT": "soon"}, ratio | {"OTEL_TRACES_SAMPLER_ARG": "2"}):
         with pytest.raises(HangupError, match="expected a number"):
             trace_target("", "http/json", everything | wrong)
-    assert trace_headers("a=b", {}) == "a=b" and trace_headers("a=b", {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "c=d"}) == "c=d"
+
+
+def test_configured_headers_come_before_the_environment() -> None:
+    for_traces = {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "c=d"}
+    plain = Settings(otlp_headers=Secret("a=b"))
+    assert (trace_headers(plain, {}), trace_headers(plain, for_traces)) == ("a=b", "c=d")
+    own: list[dict[str, Any]] = [
+        {"otlp_endpoint": "http://own"},
+        {"otlp_headers_file": "/f"},
+        {"otlp_headers_command": "c"},
+        {"otlp_headers_env": "OWN"},
+    ]
+    for given in own:
+        assert trace_headers(dataclasses.replace(plain, **given), for_traces) == "a=b"
+    assert trace_headers(Settings(otlp_endpoint="http://own"), for_traces) == "c=d"
 
 
 def test_an_embedding_names_its_model_and_has_no_stream(engine: StandIn) -> None:

@@ -93,8 +93,10 @@ def test_a_command_does_not_get_the_secrets_of_others(tmp_path: Path) -> None:
     script.chmod(0o700)
     text = f'admin_token_env = "T"\n{BACKEND}api_key_command = "{script}"\n[[backend]]\nurl="http://a"\napi_key_env = "K"\n'
     env = {"T": "t", "K": "k", "KEPT": "1", "HANGUP_JOBS": "postgresql://u:p@h/d", "HANGUP_API_KEY": "x", "PGPASSWORD": "p"}
+    env["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] = "x-key=planted"
     shown = loaded(tmp_path, text, **env).backend[0].key.reveal().split("-")
     assert "KEPT" in shown and not {"T", "K", "HANGUP_JOBS", "HANGUP_API_KEY", "PGPASSWORD"} & set(shown)
+    assert "OTEL_EXPORTER_OTLP_TRACES_HEADERS" not in shown
 
 
 def test_a_password_on_the_command_line_is_a_warning() -> None:

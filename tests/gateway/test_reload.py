@@ -87,6 +87,10 @@ class TestReload:
             assert (row["backends"], row["tenants"], row["needs_restart"]) == (["b"], ["u"], [])
             assert statuses(gateway) == (401, 200, 401)
 
+    def test_without_traces_their_headers_do_not_matter(self, engine: StandIn) -> None:
+        with Gateway(config=backend(engine.url), env={"OTEL_EXPORTER_OTLP_HEADERS": "of another program"}) as gateway:
+            reload(gateway, backend(engine.url), "config_reloaded")
+
     def test_limits_that_need_a_restart_are_named(self, engine: StandIn) -> None:
         with Gateway(config=backend(engine.url)) as gateway:
             row = reload(gateway, "[limits]\nended_calls_max = 5\n" + backend(engine.url), "config_reloaded")

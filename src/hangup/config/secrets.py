@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _BYTES_MAX = 64 * 1024
 _OF_OTHER_COMMANDS = {"HANGUP_ADMIN_TOKEN", "HANGUP_API_KEY"}
+_OF_OTHER_PROGRAMS = {"PGPASSWORD", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}  # hangup uses them as well
 _PLAIN_URLS = {"HANGUP_URL", "HANGUP_ADMIN_URL", "HANGUP_UPSTREAM"}
 
 
@@ -124,7 +125,7 @@ def hidden_variables(settings: Settings, backend: BackendSettings | None, env: M
     named = {settings.admin_token_env, settings.otlp_headers_env, *(other.api_key_env for other in settings.backend)}
     # Addresses of databases and webhooks hold passwords.
     urls = {name for name, value in env.items() if name.startswith("HANGUP_") and "://" in value} - _PLAIN_URLS
-    return frozenset((named | urls | _OF_OTHER_COMMANDS | {"PGPASSWORD"}) - {"", backend.api_key_env if backend else ""})
+    return frozenset((named | urls | _OF_OTHER_COMMANDS | _OF_OTHER_PROGRAMS) - {"", backend.api_key_env if backend else ""})
 
 
 def environment_without(hidden: frozenset[str]) -> dict[str, str]:

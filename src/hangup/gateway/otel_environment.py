@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from hangup import __version__
+from hangup.config.secret import Secret
 from hangup.errors import HangupError
 
 _TRACES_PATH = "/v1/traces"
 _PROTOCOLS = ("http/json", "http/protobuf")
 _SAMPLERS_OFF = ("always_off", "parentbased_always_off")
 _SAMPLERS_BY_RATIO = ("traceidratio", "parentbased_traceidratio")
+
+
+class TraceSettings(Protocol):
+    """The settings that say where headers for the collector come from."""
+
+    @property
+    def otlp_endpoint(self) -> str: ...
+    @property
+    def otlp_headers_env(self) -> str: ...
+    @property
+    def otlp_headers_file(self) -> str: ...
+    @property
+    def otlp_headers_command(self) -> str: ...
+    @property
+    def otlp_headers(self) -> Secret: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +68,12 @@ def trace_target(endpoint: str, protocol: str, environment: Mapping[str, str]) -
     )
 
 
-def trace_headers(configured: str, environment: Mapping[str, str]) -> str:
-    """Return the headers for the collector: those for traces alone come before those for all signals, or configured ones."""
-    return environment.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or configured
+def trace_headers(settings: TraceSettings, environment: Mapping[str, str]) -> str:
+    """Return the headers for the collector: the configured ones, or else those for traces alone before those for all signals."""
+    named = settings.otlp_headers_env != "OTEL_EXPORTER_OTLP_HEADERS"
+    configured = settings.otlp_endpoint or settings.otlp_headers_file or settings.otlp_headers_command or named
+    for_all, for_traces = settings.otlp_headers.reveal(), environment.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "")
+    return (for_all or for_traces) if configured else (for_traces or for_all)
 
 
 def _is_off(environment: Mapping[str, str]) -> bool:

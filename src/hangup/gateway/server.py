@@ -351,7 +351,7 @@ class Server:
             tls = self.gateway.intake.tls
             tls = ports.server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
             token = ports.admin_policy(new.settings, self._admin_host).token_sha256
-            headers = read_headers(trace_headers(new.settings.otlp_headers.reveal(), os.environ))
+            headers = read_headers(trace_headers(new.settings, os.environ)) if self._tracer is not None else {}
             whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:
             await self._with_found_backends(old)
@@ -454,7 +454,7 @@ def jobs_path(settings: Settings, port: int) -> str | None:
 def _tracer(settings: Settings, log: Log) -> Tracer | None:
     """Return the tracer. Without `otlp_endpoint`, OpenTelemetry's variables apply. They cannot keep hangup from starting:
     whoever set them may have had other programs in mind."""
-    limits, headers = settings.limits, trace_headers(settings.otlp_headers.reveal(), os.environ)
+    limits, headers = settings.limits, trace_headers(settings, os.environ)
     try:
         target = trace_target(settings.otlp_endpoint, settings.otlp_protocol, os.environ)
         exporter = Exporter(target, headers, limits.trace_send_s) if target.url else None
