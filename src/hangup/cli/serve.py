@@ -74,19 +74,19 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
         from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
 
         supervisor = Supervisor(config, load, count)
-        with reloading_on_change(config, supervisor.reload):
+        with reloading_on_change(supervisor):
             await supervisor.run(_announce(config, f"{_engines(config)} with {count} workers"))
         return
     if config.settings.shared_state:
         from hangup.gateway.hosts.server import SharingServer  # noqa: PLC0415 (its client is an extra)
 
         sharing = SharingServer(config, load)
-        with reloading_on_change(config, sharing.reload):
+        with reloading_on_change(sharing):
             await sharing.run(_announce(config, _engines(config)))
         return
     if config.settings.backend:
         server = Server(config, load)
-        with reloading_on_change(config, server.reload):
+        with reloading_on_change(server):
             await server.run(_announce(config, _engines(config)))
         return
     from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is only for the built-in engine)
@@ -103,7 +103,7 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
     model = engine.server.runner.model.name
     try:
         server = Server(with_engine(config), lambda: with_engine(load()), {backend.name: engine.dial})
-        with reloading_on_change(config, server.reload):
+        with reloading_on_change(server):
             await server.run(_announce(config, f"the embedded engine with {model} (no --upstream given)"))
     finally:
         await engine.close()

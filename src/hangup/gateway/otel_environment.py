@@ -69,7 +69,7 @@ def trace_target(endpoint: str, protocol: str, environment: Mapping[str, str]) -
 
 
 def trace_headers(settings: TraceSettings, environment: Mapping[str, str]) -> str:
-    """Return the headers for the collector: the configured ones, or else those for traces alone before those for all signals."""
+    """Return the headers for the collector: configured ones, or else those for traces alone before those for all signals."""
     named = settings.otlp_headers_env != "OTEL_EXPORTER_OTLP_HEADERS"
     configured = settings.otlp_endpoint or settings.otlp_headers_file or settings.otlp_headers_command or named
     for_all, for_traces = settings.otlp_headers.reveal(), environment.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "")

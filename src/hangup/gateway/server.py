@@ -121,7 +121,7 @@ class Server:
         load: Callable[[], Configuration],
         dials: Mapping[str, Dial] = MappingProxyType({}),
     ) -> None:
-        self._configuration = configuration
+        self.configuration = configuration
         self._dials = dials
         self._load = load
         self._stop = asyncio.Event()
@@ -133,7 +133,7 @@ class Server:
         self._reloading = asyncio.Lock()  # reloads run in the order of their requests
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
-        settings = self._configuration.settings
+        settings = self.configuration.settings
         loop = asyncio.get_running_loop()
         self._policy = policy = ports.admin_policy(settings)
         data_sock, admin_sock = self._open_ports(settings)
@@ -344,7 +344,7 @@ class Server:
 
     async def _reload(self) -> None:
         """Apply the new configuration as a whole, or keep the old one as a whole and log why."""
-        old = self._configuration.settings
+        old = self.configuration.settings
         try:
             new = await asyncio.to_thread(self._load)
             check_reload(old, new.settings)
@@ -367,7 +367,7 @@ class Server:
         kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
         kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
         kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
-        self._configuration = new
+        self.configuration = new
         self._policy.token_sha256 = token
         if self._tracer is not None:
             self._tracer.take_headers(headers)
@@ -397,7 +397,7 @@ class Server:
     async def _use_found_backends(self) -> None:
         """Use the backends that DNS lists now."""
         async with self._reloading:
-            self.gateway.configure(self._expanded(self._configuration.settings))
+            self.gateway.configure(self._expanded(self.configuration.settings))
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()

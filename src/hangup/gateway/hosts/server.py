@@ -29,7 +29,7 @@ class SharingServer(Server):
         self._link = StoreLink(configuration.settings, configuration.settings.limits)
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
-        if self._configuration.settings.shared_state_required:
+        if self.configuration.settings.shared_state_required:
             try:
                 await self._link.store.check()
             except SharedStateFailed as failure:

@@ -51,7 +51,7 @@ class Supervisor:
         self.drained_backends: set[str] = set()  # by operators, for workers that start later
         self.draining = False
         self.retired_counters: metrics.Families = {}  # what workers had counted before they ended
-        self._configuration = configuration
+        self.configuration = configuration
         self._load = load
         self._hub = Hub(self._tell_worker)
         self._members = self._hub.members
@@ -68,7 +68,7 @@ class Supervisor:
         self._rolling = asyncio.Lock()  # one reload or roll at a time
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
-        settings = self._configuration.settings
+        settings = self.configuration.settings
         self._policy = policy = ports.admin_policy(settings)
         self._sockets = ports.listen_for_workers(settings, self.count)
         self._admin_host = settings.admin_host  # the admin port listens on it until a restart
@@ -160,7 +160,7 @@ class Supervisor:
         return worker
 
     def _packed(self) -> str:
-        return packed(for_worker(self._configuration, self._port, self._folder))
+        return packed(for_worker(self.configuration, self._port, self._folder))
 
     async def _follow(self, worker: WorkerProcess) -> None:
         """Handle all that a worker says, until its end."""
@@ -277,7 +277,7 @@ class Supervisor:
             for worker in list(self._all.values()):
                 silent_s = self._members.silent_s(worker.name)
                 hangs_at_start = not worker.ready and now - worker.started_at > _START_S
-                if hangs_at_start or silent_s >= self._configuration.settings.limits.worker_silence_s:
+                if hangs_at_start or silent_s >= self.configuration.settings.limits.worker_silence_s:
                     self._log.event("worker_hangs", worker=worker.slot, pid=worker.process.pid, silent_s=round(silent_s, 1))
                     worker.kill()
             if silent != self.silent_slots():
@@ -314,7 +314,7 @@ class Supervisor:
         for worker in self._all.values():
             worker.channel.send("drain")
         force = self._tasks.start(self._force_later())
-        limits = self._configuration.settings.limits
+        limits = self.configuration.settings.limits
         await self._wait_until(lambda: not self._all, limits.drain_s + limits.linger_s + _LAST_WRITES_S)
         force.cancel()
 
@@ -335,7 +335,7 @@ class Supervisor:
         """Send a new configuration to all workers, or keep the old one and say why."""
         try:
             new = await asyncio.to_thread(self._load)
-            check_reload(self._configuration.settings, new.settings)
+            check_reload(self.configuration.settings, new.settings)
             check_for_workers(new.settings)
             token = ports.admin_policy(new.settings, self._admin_host).token_sha256
         except HangupError as error:
@@ -343,7 +343,7 @@ class Supervisor:
             write_stderr(f"hangup: the configuration was not reloaded:\n{error}")
             return
         self._shown.clear()
-        self._configuration = new
+        self.configuration = new
         self._policy.token_sha256 = token
         for worker in self._all.values():
             worker.channel.send("configuration", packed=self._packed())
