@@ -125,6 +125,26 @@ class TestTheLastWrite:
 
         asyncio.run(run())
 
+    def test_a_store_that_fails_at_the_start_leaves_no_task_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The gateway tries again and again, and each attempt would add a set of them."""
+        monkeypatch.setattr(module, "_LOADED_MAX", 1)
+
+        async def run() -> None:
+            host, store = FakeGateway(room=0), JobStore("")
+            async with open_registry(store, host) as registry:
+                await registry.submit("batch_a", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                before = asyncio.all_tasks()
+
+                def fail() -> list[str]:
+                    raise worker_thread.StoreFailed("the disk is full")
+
+                monkeypatch.setattr(store.jobs, "tenants", fail)
+                with pytest.raises(worker_thread.StoreFailed):
+                    await open_registry(store, host).__aenter__()
+                await soon(lambda: asyncio.all_tasks() <= before, "its tasks to end")
+
+        asyncio.run(run())
+
     @staticmethod
     async def lock(db: sqlite3.Connection) -> None:
         while True:

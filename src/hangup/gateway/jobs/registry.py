@@ -86,17 +86,19 @@ class JobRegistry:
             await self._requeue_from_dead_workers()
             self._last_change, _ = await store.do(lambda: store.jobs.changes(None))
             last = await self._load_active(0)
-        except BaseException:
-            await self._runner.close()
+            tenants = await store.do(store.jobs.tenants) if last is not None else []
+        except BaseException:  # nothing may go on without an owner: the caller closes the store, and may try again
+            await self._runner.close(_CLOSE_S)
+            await self._runner.abandon()
+            await self._tasks.close()
             raise
         # Separate tasks: a store that is slow, or hangs, must neither keep engines at work nor make us look dead.
         self._watches.keep("job leases", partial(self._repeating.run, _TICK_S, self._cancel_due_jobs))
         self._watches.keep("job changes", partial(self._repeating.run, _TICK_S, self._read_changes))
         self._watches.keep("job events", partial(self._repeating.run, EXCHANGE_EVERY_S, self._shared_events.exchange))
-        if last is not None:
-            for tenant in await store.do(store.jobs.tenants):
-                self._runner.wake(tenant)
-            self.start_task(self._load_more(last))
+        for tenant in tenants:
+            self._runner.wake(tenant)
+        self.start_task(self._load_more(last))
         self._watches.keep("job heartbeat", partial(self._repeating.run, _HEARTBEAT_EVERY_S, self._heartbeat))
 
     @property
@@ -405,7 +407,6 @@ class JobRegistry:
         store = self.store
         async with self._reading:  # one at a time: two readers must not process the same changes
             since = self._last_change
-
             self._last_change, jobs = await store.do(lambda: store.jobs.changes(since))
         self._note_changes(jobs)
 
