@@ -340,7 +340,8 @@ def exit_line(engine: StandIn, url: str, *flags: str) -> str:
         [*command, "--slots", "8", "--shared-state", url, *flags], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode != 0
-    lines = [line for line in done.stderr.splitlines() if line]
+    warning = ("hangup: warning: --shared-state shows a password", "  hint: use HANGUP_SHARED_STATE")
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(warning)]
     assert len(lines) == 1, done.stderr
     return lines[0]
 
