@@ -188,7 +188,7 @@ def test_gap_runs_from_the_last_token() -> None:
 def test_every_reason_has_its_own_code_and_a_known_outcome() -> None:
     assert all(code == reason.code for code, reason in REASONS.items())
     assert {reason.outcome for reason in REASONS.values()} == set(Outcome)
-    assert len(Outcome) == 9
+    assert len(Outcome) == 10
 
 
 @pytest.mark.parametrize(

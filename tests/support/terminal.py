@@ -28,7 +28,11 @@ class Terminal:
         self.output = b""
         self._leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("HANGUP_") and k not in ("NO_COLOR", "FORCE_COLOR")}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith("HANGUP_") and k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+        }
         self.popen = subprocess.Popen(
             [*HANGUP, *arguments],
             stdin=follower,

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import sys
 import termios
 import time
@@ -123,7 +122,7 @@ class _Session:
 
     def _draw(self) -> None:
         rows = matching(self._rows, self._state.filter)
-        size = shutil.get_terminal_size()
+        size = os.get_terminal_size(sys.stdout.fileno())  # not by COLUMNS, which does not follow the window
         coloured = is_coloured(sys.stdout)
         self._drawing = draw(self._overview, rows, self._state, self._message, self._page, size, coloured=coloured)
         # No line end after the last line, which would scroll the screen.
