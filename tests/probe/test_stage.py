@@ -163,18 +163,23 @@ def test_no_canary_runs_on_when_another_one_cannot_be_sent() -> None:
 class OneSlot(Engine):
     """A deaf engine with one slot: computes each answer to its end, however soon its client leaves."""
 
-    def __init__(self, tokens_a_second: float) -> None:
+    def __init__(self, tokens_a_second: float, whole: float) -> None:
         super().__init__()
         self._slot = asyncio.Lock()
-        self._rate = tokens_a_second
+        self._rate, self._whole = tokens_a_second, whole
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(re.findall(rb"(?i)content-length: (\d+)", head)[0])
-            asked = json.loads(await reader.readexactly(length))["max_tokens"]
+            body = json.loads(await reader.readexactly(length))
+            asked = body["max_tokens"]
             async with self._slot:
+                if not body["stream"]:
+                    await asyncio.sleep(asked / self._whole)
+                    writer.write(_WHOLE)
+                    return
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
                 for _ in range(max(asked // 10, 1)):
                     if not writer.is_closing():
@@ -185,16 +190,17 @@ class OneSlot(Engine):
             writer.close()
 
 
-def test_an_engine_with_one_slot_that_became_faster_is_not_taken_for_one_that_stops() -> None:
+@pytest.mark.parametrize(("case", "rate"), [("stream-fin", 2000.0), ("whole-fin", 100.0)])
+def test_an_engine_with_one_slot_that_became_faster_is_not_taken_for_one_that_stops(case: str, rate: float) -> None:
     """It was reckoned with 100 tokens a second: abandoned answers now end by themselves at once."""
 
     async def story(caller: Caller, stage: Stage) -> None:
         stage.speed = Speed(0.01, 100.0)
         quiet = QuietTimes((0.01,) * 18)
-        judgement = await EchoTrials(caller, stage, 1, quiet, 1.0).play(CASES["stream-fin"])
+        judgement = await EchoTrials(caller, stage, 1, quiet, 1.0).play(CASES[case])
         assert judgement.ruling is Ruling.NEVER, judgement
 
-    play(OneSlot(2000.0), ProbeBudget(), story)
+    play(OneSlot(rate, whole=400.0), ProbeBudget(), story)
 
 
 def test_how_far_an_answer_is_that_does_not_stream() -> None:

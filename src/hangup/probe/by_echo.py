@@ -11,7 +11,7 @@ from hangup.probe.caller import Caller, CallKind
 from hangup.probe.cases import Case, Company, Moment
 from hangup.probe.connection import ProbeConnection
 from hangup.probe.echo import Echo, EchoTrial, QuietTimes, echo_of, is_decided, judge_echo, saturates
-from hangup.probe.meet import ANSWER_S, faster, first_token_time
+from hangup.probe.meet import ANSWER_S, Speed, faster, first_token_time
 from hangup.probe.stage import Stage, Unplayable
 from hangup.probe.verdict import Judgement, Ruling, untold
 
@@ -43,7 +43,7 @@ class EchoTrials:
             return untold("the engine has one slot: there is no place for another client")
         for _ in range(_SPEEDS_MAX):
             judgement = await self._judged(case)
-            if judgement.ruling in (Ruling.UNTOLD, Ruling.NEVER) or await self._answers_last():
+            if judgement.ruling in (Ruling.UNTOLD, Ruling.NEVER) or await self._answers_last(case):
                 return judgement
         return untold("the engine was faster in each trial than before: too unsteady for an echo")
 
@@ -87,7 +87,7 @@ class EchoTrials:
             raise Unplayable("a canary was not answered after the departure")
         return EchoTrial(canary_s, remaining_s)
 
-    async def _answers_last(self) -> bool:
+    async def _answers_last(self, case: Case) -> bool:
         """Return whether answers still take as long as was reckoned; if not, correct the speed.
 
         An abandoned answer that ended by itself looks like one that was stopped. With several slots the live streams beside
@@ -95,14 +95,18 @@ class EchoTrials:
         """
         if self._slots > 1 or not await self._all_free():
             return True
-        (call,) = await self._stage.hold(1)
+        reckoned, kind = self._stage.speed, CallKind(self._stage.tokens, case.streams)
+        call = await self._caller.start(kind)
         try:
-            await call.read_whole(self._stage.patience_s)
+            whole = await call.until_end(self._stage.patience_s + self._stage.answer_s * 3)
         finally:
             call.close()
-        reckoned = self._stage.speed.rate
-        self._stage.speed = faster(self._stage.speed, call)
-        return self._stage.speed.rate <= reckoned * _FASTER_MAX
+        if case.streams:
+            self._stage.speed = faster(reckoned, call)
+        elif whole:  # an engine may be faster if it does not stream
+            rate = kind.tokens / (time.monotonic() - call.sent_at)
+            self._stage.speed = Speed(reckoned.first_token_s, max(reckoned.rate, rate), reckoned.tokens_per_event)
+        return self._stage.speed.rate <= reckoned.rate * _FASTER_MAX
 
     async def _all_free(self) -> bool:
         """Wait until as many canaries as there are slots are answered at once.
