@@ -149,6 +149,18 @@ def test_a_search_for_slots_that_is_cut_short_leaves_nothing() -> None:
     play(Engine(_STREAM), ProbeBudget(calls_max=5), story)
 
 
+def test_an_undisturbed_call_that_fails_is_made_up_for() -> None:
+    """An echo needs all of them; one answer without text must not cost every verdict."""
+    none = b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\ndata: [DONE]\n\n"
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        session = ProbeSession(ProbeOptions(caller.endpoint.url), caller, caller, "", lambda *_: None)
+        assert len((await session._undisturbed(4)).times) == 4
+        assert session._notes == ["1 of 5 undisturbed calls failed: the answer has no text"]
+
+    play(Engine(_ONE_TOKEN, none, _ONE_TOKEN), ProbeBudget(), story)
+
+
 def test_no_canary_runs_on_when_another_one_cannot_be_sent() -> None:
     engine = Engine(_ONE_TOKEN)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hangup.core.reaper import Rung
-from hangup.gateway.reaper import renewal
+from hangup.gateway.reaper import Reaper, renewal
 from hangup.gateway.reaper.trouble import EngineTrouble
 from hangup.gateway.reaper.watch import BackendWatch
 
@@ -75,3 +75,12 @@ def test_an_engine_is_not_restarted_if_another_process_leads_once_its_calls_are_
     permitted = True
     asyncio.run(BackendWatch._restart(watch))
     assert len(restarts) == 1 and outcomes == [False, True]
+
+
+def test_a_new_leader_gives_up_calls_of_a_backend_that_a_reload_has_removed() -> None:
+    """Nobody can verify them, and the hub would give them to each new leader for ever."""
+    taken: list[object] = []
+    watch = SimpleNamespace(backend=SimpleNamespace(name="here"), lead=lambda calls, step: taken.extend(calls))
+    reaper: Any = SimpleNamespace(_by_name=lambda: {"here": watch})
+    calls: Any = [SimpleNamespace(backend="here"), SimpleNamespace(backend="gone")]
+    assert Reaper.lead(reaper, calls, {}) == calls[1:] and taken == calls[:1]

@@ -93,8 +93,10 @@ class EchoTrials:
         An abandoned answer that ended by itself looks like one that was stopped. With several slots the live streams beside
         it show the engine's pace; with one slot there are none.
         """
-        if self._slots > 1 or not await self._all_free():
+        if self._slots > 1:
             return True
+        if not await self._all_free():  # the next round says so
+            return False
         reckoned, kind = self._stage.speed, CallKind(self._stage.tokens, case.streams)
         call = await self._caller.start(kind)
         try:

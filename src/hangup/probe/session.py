@@ -31,6 +31,7 @@ from hangup.probe.watch import EngineWatch, find_figures, find_version
 _CROWD_S = 1.5  # how long the calls shall run whose slots are counted
 _REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be told from its own end
 _QUIET_WITH_FIGURES = 5
+_QUIET_FAILURES_MAX = 3  # a call that fails is made up for by another; so many are no chance
 _CANARIES, _CANARY_PAUSE_S = 3, 0.5  # so many must fail before the stack counts as broken
 _SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
 _GROWTH = 1.5  # of memory or descriptors of the engine's process
@@ -259,12 +260,16 @@ class ProbeSession:
         return False
 
     async def _undisturbed(self, count: int) -> QuietTimes:
-        calls = [await canary(self._caller, None, ANSWER_S) for _ in range(count)]
-        found = tuple(time_s for time_s, _ in calls if time_s is not None)
-        failures = [failure for time_s, failure in calls if time_s is None]
+        found, failures = list[float](), list[str]()
+        while len(found) < count and len(failures) < _QUIET_FAILURES_MAX:
+            time_s, failure = await canary(self._caller, None, ANSWER_S)
+            if time_s is None:
+                failures.append(failure)
+            else:
+                found.append(time_s)
         if failures:
-            self._notes.append(f"{len(failures)} of {count} undisturbed calls failed: {failures[0]}")
-        return QuietTimes(found or (ANSWER_S,))
+            self._notes.append(f"{len(failures)} of {len(found) + len(failures)} undisturbed calls failed: {failures[0]}")
+        return QuietTimes(tuple(found) or (ANSWER_S,))
 
     async def _find_slots(self) -> int:
         try:

@@ -138,12 +138,15 @@ class MemberPeers:
             gateway.stopping.reaper.follow()
         if self.leads:
             gateway.log.event("worker_leads", pid=os.getpid(), term=self._term, pending_stops=len(message["calls"]))
-            gateway.stopping.reaper.lead([EndedCall(*row) for row in message["calls"]], message["steps"])
+            self._give_up(gateway.stopping.reaper.lead([EndedCall(*row) for row in message["calls"]], message["steps"]))
 
     def _take_ended(self, gateway: Gateway, message: dict[str, Any]) -> None:
         if self.leads:
-            unknown = gateway.stopping.reaper.take_calls(EndedCall(*row) for row in message["calls"])
-            self.publish([StopFinding(call, StopState.UNVERIFIED.value) for call in unknown])
+            self._give_up(gateway.stopping.reaper.take_calls(EndedCall(*row) for row in message["calls"]))
+
+    def _give_up(self, unknown: list[EndedCall]) -> None:
+        """Nobody can verify calls of a backend that a reload has removed."""
+        self.publish([StopFinding(call, StopState.UNVERIFIED.value) for call in unknown])
 
     def _take_found(self, gateway: Gateway, message: dict[str, Any]) -> None:
         store = gateway.accounting.store

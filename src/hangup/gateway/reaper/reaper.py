@@ -90,14 +90,15 @@ class Reaper:
 
     # Several processes: one of them judges all backends
 
-    def lead(self, calls: Iterable[EndedCall], steps: dict[str, dict[str, Any]]) -> None:
+    def lead(self, calls: Iterable[EndedCall], steps: dict[str, dict[str, Any]]) -> list[EndedCall]:
         """Judge all backends from now on. `calls` have ended and are not known to have stopped; `steps` say how far the ladder
-        went on each backend."""
+        went on each backend. Return the calls of backends that are not known here."""
         by_name: dict[str, list[EndedCall]] = {}
         for call in calls:
             by_name.setdefault(call.backend, []).append(call)
         for name, watch in self._by_name().items():
-            watch.lead(by_name.get(name, ()), steps.get(name))
+            watch.lead(by_name.pop(name, ()), steps.get(name))
+        return [call for unknown in by_name.values() for call in unknown]
 
     def follow(self) -> None:
         """Leave the judgement of all backends to another process."""
