@@ -36,7 +36,7 @@ test: $(VENV)/.setup-test  ## run all tests, in parallel where that is safe; ARG
 
 test-engines: $(VENV)/.setup-test  ## test with real engines, installed into HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp needs 0.5 GB; ENGINES="llama_cpp mlx_lm" for the library's sources
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
-	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m tools.run_tests --serial tests/real_engines -s $(ARGS)
+	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m tools.run_tests --serial tests/real_engines -s --timeout 900 -o faulthandler_timeout=1000 $(ARGS)
 
 $(VENV)/.setup-torch: $(VENV)/.setup-test
 	$(PIP) install --target $(VENV)/torch "$(TORCH)" safetensors tokenizers
@@ -65,7 +65,7 @@ test-proxies: $(VENV)/.setup-test  ## hang up through real proxies (apt-get inst
 
 test-container: $(VENV)/.setup-test  ## build the image with buildah and run it with podman, as root (apt-get install buildah podman runc debootstrap); BASE=python:3.13-slim where images can be pulled
 	$(BIN)/python -m tools.container $(BASE)
-	CONTAINER_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/container $(ARGS)
+	CONTAINER_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/container --timeout 900 -o faulthandler_timeout=1000 $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import socket
+import sys
 import urllib.error
 import warnings
 from email.message import Message
@@ -12,7 +15,10 @@ from typing import IO, cast
 import pytest
 
 from support import leftovers
+from support.linux import linux_only, proc
+from support.processes import Process, descendants
 from support.raw import Client
+from support.waiting import wait_until
 
 
 def test_sockets_in_the_variables_of_a_failed_test_are_closed() -> None:
@@ -65,3 +71,21 @@ def test_what_a_failed_test_left_is_collected_without_a_word() -> None:
         leftovers.collect_quietly()
         gc.collect()
         assert told == []
+
+
+@linux_only
+def test_a_process_is_closed_with_the_processes_that_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one of them is stopped. If it lived on, nobody could read the output to its end, and the test would hang."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(300)'])"
+    monkeypatch.setattr(Process, "program", [sys.executable, "-c", code])
+    with Process() as process:
+        (child,) = wait_until(lambda: descendants(process.popen.pid), what="its child")
+        os.kill(child, signal.SIGSTOP)
+    wait_until(lambda: not _running(child), what="its child to end")
+
+
+def _running(pid: int) -> bool:
+    try:
+        return " Z " not in proc(pid, "stat").read_text()
+    except OSError:
+        return False

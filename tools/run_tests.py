@@ -8,6 +8,9 @@ events, not for seconds; the tests of one file stay in one process, because they
 With `--serial`, all tests run in one process. With `--retry`, the tests that failed run once more, in one process. Those that
 pass now are listed as FLAKY and do not fail the run: a busy CI machine must not hold up a change. A flaky test is still a bug,
 in the test or in hangup: find it.
+
+A test that hangs fails after `timeout` (pyproject.toml). One that cannot even be interrupted ends its process after
+`faulthandler_timeout`, and the run with it.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--retry", action="store_true")
     chosen, arguments = parser.parse_known_args(arguments)
     workers = str(WORKERS_PER_CORE * (os.cpu_count() or 1))
-    beside = [["-n", workers, "--dist", "loadfile", "-m", "not alone"], ["-m", "alone"]]
+    # xdist would give a test that ends its process to the next process, again and again.
+    parallel = ["-n", workers, "--dist", "loadfile", "--max-worker-restart", "0", "-m", "not alone"]
+    beside = [parallel, ["-m", "alone"]]
     FAILED.unlink(missing_ok=True)
     codes = [_pytest([*options, *arguments]) for options in ([[]] if chosen.serial else beside)]
     bad = {code for code in codes if code not in (0, NOTHING_CHOSEN)}
@@ -48,6 +53,8 @@ def _pytest(options: list[str]) -> int:
 
 
 def _retry() -> int:
+    if not FAILED.exists():  # without other processes beside it, a test that hangs ends the run
+        return TESTS_FAILED
     failed = sorted(json.loads(FAILED.read_text()))
     if len(failed) > RETRIES_MAX:
         print(f"{len(failed)} tests failed: too many for a retry.", flush=True)

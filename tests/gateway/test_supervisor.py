@@ -22,7 +22,7 @@ from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.asgi import HOST
 from hangup.gateway.workers.supervisor import Supervisor
 from support.linux import proc
-from support.processes import Process, StandIn
+from support.processes import Process, StandIn, descendants
 from support.waiting import soon, wait_until
 
 
@@ -140,8 +140,13 @@ def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None
     """One worker is stopped before it is ready, so the start would take for ever."""
     flags = ("--port", "0", "--admin-port", "0", "--workers", "2", "--jobs", "none")
     with StandIn() as engine, Process("serve", *flags, "--upstream", engine.url, env={"TMPDIR": str(tmp_path)}) as process:
-        children = proc(process.popen.pid, f"task/{process.popen.pid}/children")
-        (first, *_) = wait_until(lambda: [int(pid) for pid in children.read_text().split()], what="a worker")
+        supervisor = proc(process.popen.pid, "cmdline").read_text()
+
+        def workers() -> list[int]:
+            """A child that has not started its program yet is still the supervisor: stopped then, both would hang."""
+            return [pid for pid in descendants(process.popen.pid) if proc(pid, "cmdline").read_text() != supervisor]
+
+        (first, *_) = wait_until(workers, what="a worker")
         os.kill(first, signal.SIGSTOP)
         wait_until(lambda: any(tmp_path.glob("hangup-*")), what="its folder")
         process.signal(signal.SIGTERM)

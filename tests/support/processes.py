@@ -81,10 +81,16 @@ class Process:
         return code
 
     def close(self) -> None:
+        """Kill it and all that it started: a child that lives on keeps the pipes open, and reading them would never end."""
         if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGCONT)
-            self.popen.kill()
+            family = [self.popen.pid, *descendants(self.popen.pid)]
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         self.wait()
+        assert not any(thread.is_alive() for thread in self._threads), (
+            f"{self.arguments} left a process that keeps its output open"
+        )
         for stream in (self.popen.stdout, self.popen.stderr):
             if stream is not None:
                 stream.close()
@@ -94,6 +100,16 @@ class Process:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have started; nothing where there is no /proc."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    try:
+        children = [int(child) for path in lists for child in path.read_text().split()]
+    except OSError:  # it has just ended
+        return []
+    return [*children, *(below for child in children for below in descendants(child))]
 
 
 class StandIn(Process):
