@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.core.members import Allotments, Grant, PlaceAllocator, PlaceReport, fair_shares
+from hangup.core.members import Allotments, Grant, PlaceAllocator, PlaceReport, equal_part, fair_shares, part_alone
 
 PLACES = "backend gpu"
 HOLD_S = 1.0
@@ -38,6 +38,18 @@ def test_idle_places_are_spread() -> None:
     assert fair_shares(8, {"a": 30, "b": 2, "c": 9}) == {"a": 3, "b": 2, "c": 3}
     assert fair_shares(1, {"a": 0, "b": 1}) == {"a": 0, "b": 1}
     assert fair_shares(-1, {"a": 2}) == {"a": 0}
+
+
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_equal_parts_are_all_there_is(capacity: int, members: int) -> None:
+    parts = [equal_part(capacity, members, rank) for rank in range(members)]
+    assert sum(parts) == (capacity if capacity >= members else min(capacity, 1) * members)
+    assert max(parts) - min(parts) <= 1
+
+
+def test_a_share_of_few_places_is_at_least_one_and_never_rounded_up() -> None:
+    assert [part_alone(places, 0.5) for places in (-1, 0, 1, 2, 3, 8)] == [0, 0, 1, 1, 1, 4]
+    assert part_alone(100, 0.29) == 29 and part_alone(3, 1.0) == 3
 
 
 class Member:
@@ -207,6 +219,37 @@ def test_a_member_that_leaves_on_purpose_frees_its_places_at_once() -> None:
     hub.report("a", [row()])
     hub.report("b", [row()])
     assert told(hub.leave("a", 10.0, died=False)) == {"b": 8}
+
+
+def test_calls_that_a_leaving_member_cut_short_stay_counted_for_a_moment() -> None:
+    hub = PlaceAllocator(HOLD_S)
+    hub.report("a", [row()])
+    hub.report("b", [row()])
+    hub.report("a", [row(held=4, demand=3, number=2)])
+    assert told(hub.leave("a", 10.0, died=False)) == {"b": 5}
+    assert hub.granted(PLACES) == 8
+    assert told(hub.pass_time(11.0)) == {"b": 8}
+
+
+def test_a_part_is_set_aside_for_a_member_that_is_cut_off() -> None:
+    hub = PlaceAllocator(HOLD_S)
+    for member in "abc":
+        hub.note(member, [row(held=4 if member != "c" else 0, demand=8 if member != "c" else 0, number=1)])
+    assert hub.share() == [] and hub.granted(PLACES) == 8
+    assert told(hub.set_aside("c", 3)) == {"a": 2, "b": 3}  # c will use three, and cannot be told anything
+    hub.report("a", [row(held=4, demand=8, number=2)])
+    assert hub.granted(PLACES) == 8, "its calls still run"
+    hub.report("a", [row(held=2, demand=8, number=2)])
+    hub.report("b", [row(held=3, demand=8, number=2)])
+    assert hub.granted(PLACES) == 5
+    hub.share()
+    assert hub.granted(PLACES) == 5, "nobody gets what is set aside"
+    hub.report("c", [row(held=3, demand=3, number=0)])  # it is back
+    hub.end_set_aside("c")
+    assert hub.granted(PLACES) == 8 and hub.end_set_aside("c") == []
+    hub.set_aside("c", 3)
+    hub.leave("c", 10.0, died=True)
+    assert sum(told(hub.pass_time(11.0)).values()) == 8, "nothing stays set aside for a dead one"
 
 
 def test_a_new_keeper_believes_what_members_hold() -> None:

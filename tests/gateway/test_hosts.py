@@ -29,8 +29,8 @@ def _needs_redis() -> None:
 
 
 @contextlib.contextmanager
-def engine_and_store(*options: str, deaf_to: str = "") -> Iterator[tuple[StandIn, RedisServer]]:
-    engine = StandIn(slots=64, prefill_s=0.01, token_s=0.01, answer_tokens=LONG, deaf_to=deaf_to)
+def engine_and_store(*options: str, **behaviour: Any) -> Iterator[tuple[StandIn, RedisServer]]:
+    engine = StandIn(**{"slots": 64, "prefill_s": 0.01, "token_s": 0.01, "answer_tokens": LONG} | behaviour)
     with engine, RedisServer(*options) as store:
         yield engine, store
 
@@ -158,6 +158,27 @@ def test_slots_follow_the_calls_and_a_newcomer_starts_nothing_beyond_them() -> N
         again = streams(first, SLOTS)
         running(engine, SLOTS)
         close(*again)
+
+
+def test_calls_that_a_leaving_gateway_cuts_short_keep_their_places_until_the_engine_has_stopped() -> None:
+    """The engine ignores aborts, and takes half a second to notice that a connection has ended."""
+    with engine_and_store(late_s=0.5, lies="aborts") as (engine, store), contextlib.ExitStack() as stack:
+        first = stack.enter_context(gateway_at(engine, store.url))
+        second = stack.enter_context(gateway_at(engine, store.url))
+        wait_until(lambda: first.metrics()["hangup_gateways"] == second.metrics()["hangup_gateways"] == 2)
+        mine = streams(second, 4, "cut")
+        others = streams(first, SLOTS, "waits")
+        running(engine, SLOTS)
+        second.popen.send_signal(signal.SIGTERM)
+        seen(second, "drain_started")
+        second.popen.send_signal(signal.SIGTERM)  # cut short: its calls end now
+        second.popen.wait(60)
+        seen(first, "gateway_left")
+        for client in others:  # all are served at once, with its places, too
+            read_on(client, 1)
+        never_too_many(engine)
+        assert events(first, "gateway_died") == []
+        close(*mine, *others)
 
 
 def test_a_stopped_gateway_keeps_its_places_and_its_calls() -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,9 @@ from hangup.config import LimitSettings, Settings
 from hangup.core.members import Allotments, Grant, Lead, LeadWatch, LeftCall, PlaceReport
 from hangup.gateway import hosts, members
 from hangup.gateway.hosts import leading as leading_module
+from hangup.gateway.hosts import life
 from hangup.gateway.hosts import link as link_module
+from hangup.gateway.hosts.life import Life
 from hangup.gateway.hosts.link import StoreLink
 from hangup.gateway.hosts.store import Exchange, SharedStateFailed
 from hangup.gateway.members.member import CallsReport
@@ -122,9 +123,9 @@ class SimMember:
     def places(self) -> list[PlaceReport]:
         return [self._allotments.report("engine", CAPACITY, self.used, self.wanted)]
 
-    def assume(self, share: float, *, keep: bool) -> None:
+    def assume(self, part: Callable[[int], int], *, keep: bool) -> None:
         if not (keep and max(self.allowed, self.used)):
-            self._allotments.assume("engine", math.ceil(CAPACITY * share))
+            self._allotments.assume("engine", part(CAPACITY))
 
     def asks(self) -> list[str]:
         return []
@@ -184,6 +185,7 @@ class World:
     async def rounds(self, count: int) -> None:
         for _ in range(count):
             self.clock.now += 0.05
+            await asyncio.sleep(0)  # a turn for those that ask a gateway whether it lives
             for number, link in enumerate(self.random.sample(self.links, len(self.links))):
                 if self.frozen.get(number, 0.0) <= self.clock.now:
                     await self.turn(link)
@@ -303,6 +305,56 @@ def test_one_without_a_place_uses_its_part_while_the_store_is_away() -> None:
         await world.rounds(100)
         assert sum(link._member.used for link in world.links) <= CAPACITY
         assert sum(link._member.allowed for link in world.links) == CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+async def _lives(*_: object) -> Life:
+    return Life.LIVES
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_a_part_is_set_aside_for_a_gateway_that_lives_and_is_cut_off_alone(held: int) -> None:
+    """It uses an equal part, unasked; the others, whose calls end now and then, leave it that much."""
+
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 3, 1)
+        patch.setattr(life, "ask", _lives)
+        for link in world.links:
+            link._address = ("127.0.0.1", 1)
+            link._member.wanted = 20
+        alone = world.links[2]
+        alone._member.wanted = held
+        await world.rounds(60)
+        assert sum(link._member.used for link in world.links) == CAPACITY
+        alone.store.is_cut, alone._member.wanted = True, 20
+        await world.rounds(round(6 / 0.05))  # longer than gateway_silence_s as well
+        assert CAPACITY // 3 <= alone._member.used == alone._member.allowed <= CAPACITY // 3 + 1
+        assert sum(link._member.used for link in world.links) <= CAPACITY
+        assert world.most_over <= CAPACITY // 3 + 1, "by its part at most, until others have ended as many calls"
+        alone.store.is_cut = False
+        await world.rounds(60)
+        assert sum(link._member.used for link in world.links) == CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_calls_that_a_leaving_gateway_cut_short_stay_counted_for_a_moment() -> None:
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 2, 1)
+        for link in world.links:
+            link._member.wanted = 20
+        await world.rounds(60)
+        gone = world.links.pop(0)
+        cut = gone._member.used
+        assert cut == CAPACITY // 2
+        world.memory.snapshots[gone.name] = gone._snapshot(left=True)
+        await world.rounds(round(0.9 / 0.05))
+        assert world.links[0]._member.used <= CAPACITY - cut
+        await world.rounds(round(1 / 0.05))
+        assert world.links[0]._member.used == CAPACITY
 
     with pytest.MonkeyPatch.context() as patch:
         run(play(patch))

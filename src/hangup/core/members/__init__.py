@@ -15,7 +15,7 @@ from hangup.core.members.holdings import backend_places, needs_places
 from hangup.core.members.lead import Lead, LeadWatch
 from hangup.core.members.members import LeftCall, LeftCalls, Members
 from hangup.core.members.quotas import HELD_S, QuotaShares
-from hangup.core.members.shares import fair_shares
+from hangup.core.members.shares import equal_part, fair_shares, part_alone
 from hangup.core.members.stop_records import EndedCall, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
 from hangup.core.members.token_bank import TokenBank, TokenLevel, TokensCharged
@@ -46,6 +46,8 @@ __all__ = [
     "TokensCharged",
     "WholeCount",
     "backend_places",
+    "equal_part",
     "fair_shares",
     "needs_places",
+    "part_alone",
 ]

@@ -9,14 +9,15 @@ messages that are late or lost cost idle places for a moment, and never a place 
     granted 5            ◀── holds 5 ───┘
     granted 3            ◀── holds 3 ───  two calls have ended
 
-Two cases exceed the capacity, each by one allotment at most: a member that was given up and comes back, and a capacity that
-shrinks. Then nobody gets more until enough was returned.
+Three cases exceed the capacity, each by one allotment at most: a member that was given up and comes back, a capacity that
+shrinks, and a member that is cut off from the hub and uses an equal part, until others have returned as much. Then nobody gets
+more until enough was returned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hangup.core.members.shares import fair_shares
@@ -127,6 +128,7 @@ class PlaceAllocator:
     def __init__(self, dead_hold_s: float) -> None:
         self._dead_hold_s = dead_hold_s  # how long engines may take to notice that a member has died
         self._resources: dict[str, _Resource] = {}
+        self._cut_off: dict[str, int] = {}  # members that will use one of so many parts, without asking
 
     def report(self, member: str, reports: Iterable[PlaceReport]) -> list[Grant]:
         """Note all that a member holds, and share what is free; what it does not mention it no longer uses."""
@@ -156,14 +158,30 @@ class PlaceAllocator:
         return changed
 
     def leave(self, member: str, now: float, *, died: bool) -> list[Grant]:
-        """Take back all that a member has. If it died, its calls may still be in the engines for a moment."""
-        mine = [name for name, resource in self._resources.items() if member in resource.holders]
+        """Take back all that a member has. If it died, all of it may still be used in the engines for a moment; if it left, as
+        much as it used by its last report: calls that were cut short."""
+        mine = self._resources_of(member)
+        self._cut_off.pop(member, None)
         for name in mine:
             resource = self._resources[name]
             holder = resource.holders.pop(member)
-            if died and holder.granted:
-                resource.of_dead.append((now + self._dead_hold_s, holder.granted))
+            still = holder.granted if died else min(holder.granted, holder.demand)
+            if still:
+                resource.of_dead.append((now + self._dead_hold_s, still))
         return self._share(mine)
+
+    def set_aside(self, member: str, parts: int) -> list[Grant]:
+        """Keep an equal part of everything, one of so many, for a member that is cut off and will use that much unasked."""
+        self._cut_off[member] = parts
+        return self._share(self._resources_of(member))
+
+    def end_set_aside(self, member: str) -> list[Grant]:
+        """Share with a member that is back as with the others, after it has reported what it holds."""
+        known = self._cut_off.pop(member, None) is not None
+        return self._share(self._resources_of(member)) if known else []
+
+    def _resources_of(self, member: str) -> list[str]:
+        return [name for name, resource in self._resources.items() if member in resource.holders]
 
     def pass_time(self, now: float) -> list[Grant]:
         """Free the places of members that died long enough ago."""
@@ -224,7 +242,7 @@ class PlaceAllocator:
         for name in dict.fromkeys(names):
             resource = self._resources[name]
             if resource.holders or resource.of_dead:
-                grants += _share_one(name, resource)
+                grants += _share_one(name, resource, self._cut_off)
             else:
                 del self._resources[name]
         return grants
@@ -234,15 +252,16 @@ def _taken(resource: _Resource) -> int:
     return sum(holder.granted for holder in resource.holders.values()) + sum(places for _, places in resource.of_dead)
 
 
-def _share_one(name: str, resource: _Resource) -> list[Grant]:
+def _share_one(name: str, resource: _Resource, cut_off: Mapping[str, int]) -> list[Grant]:
     """Bring each member closer to its fair share, as far as there are places that nobody has."""
-    capacity = resource.capacity - sum(places for _, places in resource.of_dead)
-    holders = resource.holders
+    holders = {member: holder for member, holder in resource.holders.items() if member not in cut_off}
+    kept, most_kept = _kept_for(resource, cut_off)
+    capacity = resource.capacity - sum(places for _, places in resource.of_dead) - most_kept
     # Not enough for one each: they take turns. Otherwise a place stays where it is: moved, it would be idle for a moment.
     scarce = sum(holder.demand > 0 for holder in holders.values()) > capacity
     turns = {member: holder.turn if scarce else -holder.allowed for member, holder in holders.items()}
     shares = fair_shares(capacity, {member: holder.demand for member, holder in holders.items()}, turns)
-    free = resource.capacity - _taken(resource)
+    free = resource.capacity - _taken(resource) - kept
     grants = []
     for member, holder in sorted(holders.items(), key=lambda item: (item[1].allowed, turns[item[0]])):
         # More is out than there is: nobody gets more, not even of what it may still hold, which may be less.
@@ -259,3 +278,14 @@ def _share_one(name: str, resource: _Resource) -> list[Grant]:
         holder.granted, holder.allowed = max(holder.granted, allowed), allowed
         grants.append(Grant(member, name, allowed, holder.number))
     return grants
+
+
+def _kept_for(resource: _Resource, cut_off: Mapping[str, int]) -> tuple[int, int]:
+    """Return how many places members that are cut off may take beyond those that they hold, and together with those."""
+    beyond = whole = 0
+    for member, parts in cut_off.items():
+        holder = resource.holders.get(member)
+        if holder is not None:
+            most = max(holder.granted, math.ceil(resource.capacity / parts))
+            beyond, whole = beyond + most - holder.granted, whole + most
+    return beyond, whole

@@ -12,4 +12,8 @@ SOON_AGAIN_S = 0.01  # at most this often
 LOOK_S = 0.25  # looks this often who is silent:
 SILENT_S = 1.0  # who said nothing for so long
 HOSTS_LOOK_S, HOSTS_SILENT_S = 0.1, 0.5  # the same on several hosts, where the gateway is then asked itself whether it lives
-DEAD_HOLD_S = 1.0  # engines may take this long to notice that a member has died
+DEAD_HOLD_S = 1.0  # engines may take this long to notice that a member has died or left
+
+# A gateway without the store, on several hosts
+HOSTS_KEEP_S = 5.0  # after this, it uses an equal part of everything instead of what it holds
+HOSTS_SET_ASIDE_S = 2.0  # after this, the leader sets that part aside for a gateway that lives and is cut off from the store

@@ -1,7 +1,8 @@
-"""Divides places among members by what they would use."""
+"""Divides places among members: by what they would use, or evenly while nobody can ask."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 
@@ -30,3 +31,16 @@ def fair_shares(capacity: int, demands: Mapping[str, int], turns: Mapping[str, i
             shares[name] += more
             left -= more
     return shares
+
+
+def equal_part(capacity: int, members: int, rank: int) -> int:
+    """Return the part of the member with this `rank`, from 0, while each of `members` decides alone. All parts together are
+    `capacity`; only if there are fewer places than members is it more, because each gets one: none would refuse all calls."""
+    part = capacity // members + (rank < capacity % members)
+    return min(max(part, 1), max(capacity, 0))
+
+
+def part_alone(capacity: int, share: float) -> int:
+    """Return the part of a member that knows of no others, by the configured share of it: at least one."""
+    part = math.floor(capacity * share + 1e-9)  # so that 0.29 of 100 is 29
+    return min(max(part, 1), max(capacity, 0))

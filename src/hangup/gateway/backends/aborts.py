@@ -61,9 +61,12 @@ class Aborts:
                 cut.cancel()
                 connection.abort()
 
-    async def close(self) -> None:
+    async def wait(self) -> None:
         """Give aborts that are under way a moment to reach their engines, which would go on without them; cancel the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._tasks.wait()
+
+    async def close(self) -> None:
+        await self.wait()
         await self._tasks.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hangup.core.members import PlaceReport
-from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SILENT_S
+from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SET_ASIDE_S, HOSTS_SILENT_S
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.life import Life
 from hangup.gateway.members.hub import Hub
@@ -62,6 +62,7 @@ class Leading:
         self._asking: set[str] = set()
         self._asked: set[str] = set()
         self._silent: set[str] = set()
+        self._cut_off: set[str] = set()  # of the silent ones, those that live, and have a part set aside
         self._tasks = Tasks("gateway life")
 
     async def close(self) -> None:
@@ -90,6 +91,7 @@ class Leading:
         members = self._hub.members
         if is_new:
             members.join(name)
+            self.changed |= self.orders.keys()  # each must know how many there are
             if snapshot["reached"]:
                 self._reached.add(name)
         elif name == self._earlier:
@@ -99,6 +101,7 @@ class Leading:
             self._silent.discard(name)
             self._log_event("gateway_back", gateway=name)
         if snapshot["left"]:
+            self._hub.learn_places(name, [_used(row) for row in _places(snapshot)])
             self._forget(name, now, died=False)
             self._log_event("gateway_left", gateway=name)
             return
@@ -117,6 +120,9 @@ class Leading:
         output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
         self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output))
         self._hub.note_places(name, _places(snapshot), snapshot["asks"])
+        if name in self._cut_off:  # it is back, and it is known now what it holds
+            self._cut_off.discard(name)
+            self._hub.end_set_aside(name)
 
     def _settle(self, now: float) -> None:
         """Begin to share once everybody is known."""
@@ -171,7 +177,11 @@ class Leading:
         if not self.is_silent(name):
             return
         is_dead = found in (Life.DEAD, Life.REFUSED) and name in self._reached  # else the address may be somebody else's
-        if found is not Life.LIVES and self._hub.members.silent_s(name) >= self._silence_max_s:
+        silent_s = self._hub.members.silent_s(name)
+        if found is Life.LIVES and silent_s >= HOSTS_SET_ASIDE_S and self.settled and name not in self._cut_off:
+            self._cut_off.add(name)
+            self._hub.set_aside(name)
+        if found is not Life.LIVES and silent_s >= self._silence_max_s:
             is_dead = True
         if is_dead:
             self.dead.add(name)
@@ -187,8 +197,9 @@ class Leading:
         self.gone.add(name)
         self._snapshots.pop(name, None)
         self.orders.pop(name, None)
-        for names in (self._confirmed, self._silent, self._asked, self._reached, self.changed):
+        for names in (self._confirmed, self._silent, self._cut_off, self._asked, self._reached):
             names.discard(name)
+        self.changed = set(self.orders)  # each must know how many there are
 
     @property
     def members(self) -> int:
@@ -204,8 +215,9 @@ class Leading:
 
     def orders_to_write(self) -> dict[str, dict[str, Any]]:
         """Return the orders that have changed since the last time."""
+        ranks = {name: rank for rank, name in enumerate(sorted(self._snapshots))}
         written = {
-            name: self.orders[name] | {"members": self.members, "most": self._hub.granted_to(name)}
+            name: self.orders[name] | {"members": self.members, "rank": ranks.get(name, 0), "most": self._hub.granted_to(name)}
             for name in self.changed
             if name in self.orders
         }
@@ -231,6 +243,11 @@ class Leading:
 
 def _places(snapshot: Snapshot) -> list[PlaceReport]:
     return [PlaceReport(*row) for row in snapshot["places"]]
+
+
+def _used(row: PlaceReport) -> PlaceReport:
+    """Return what a member that leaves still uses: calls that were cut short, and that engines may not have stopped yet."""
+    return PlaceReport(row.resource, row.capacity, row.demand, row.demand, row.number)
 
 
 def _at_most(row: PlaceReport, orders: dict[str, Any]) -> PlaceReport:

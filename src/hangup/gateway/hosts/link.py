@@ -2,7 +2,8 @@
 
 Without the store, this gateway keeps what it holds, and uses its part of what it holds nothing of: a share that is configured
 for a start without the store, or one of as many as there were gateways. If the store stays away, it uses that part of
-everything: what it held was right for the load of that moment, and would refuse calls here while places are idle elsewhere.
+everything: what it held was right for the load of that moment, and would refuse calls here while places are idle elsewhere. If
+only this gateway is cut off, the leader has found that it lives, and has set that part aside.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, Protocol
 
 from hangup.config.limits import ProcessLimits
 from hangup.core.clocks import Backoff
-from hangup.core.members import Lead, LeadWatch
-from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SILENT_S
+from hangup.core.members import Lead, LeadWatch, equal_part, part_alone
+from hangup.core.members.pace import HOSTS_KEEP_S, HOSTS_LOOK_S, HOSTS_SILENT_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.leading import Leading
@@ -31,7 +32,6 @@ _REPORT_S = 0.05  # between two snapshots while nobody waits for a place,
 _HURRY_S = 0.02  # while somebody may,
 _SOON_S = 0.01  # and after a call had to wait for what may be unused elsewhere
 _PAUSE_S = (0.1, 0.5)  # before another attempt to reach the store
-_KEEP_S = 5.0  # without the store: after this, everybody uses an equal part instead of what he holds
 _JOIN_S = 5.0  # a gateway that has no orders by then uses its part
 
 
@@ -57,7 +57,8 @@ class StoreLink:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s)
         self.up = False  # the last exchange with the store succeeded
-        self.members = 0  # gateways that share the state, by the leader's last order
+        self.members = 0  # gateways that share the state, by the leader's last order,
+        self._rank = 0  # and this one's number among them
         self._alone_share = settings.shared_state_alone_share
         self._peer_host, self._peer_port = settings.peer_host, settings.peer_port
         self._silence_max_s = limits.gateway_silence_s
@@ -90,12 +91,12 @@ class StoreLink:
             async with asyncio.timeout(within_s):
                 await self._joined.wait()
         if not self._joined.is_set() and time.monotonic() > self._started_at + _JOIN_S:
-            self._member.assume(self._share(), keep=True)
+            self._member.assume(self._part, keep=True)
             self._joined.set()
         return self._joined.is_set()
 
     async def close(self) -> None:
-        """Leave: others may use at once what this gateway held."""
+        """Leave: others may use at once what this gateway held and did not use."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -151,7 +152,7 @@ class StoreLink:
             "left": left,
             "address": self._address,
             "reached": self._reached,
-            "places": [] if left else [place.row() for place in self._member.places()],
+            "places": [place.row() for place in self._member.places()],
             "asks": [] if left else self._member.asks(),
         }
 
@@ -165,7 +166,7 @@ class StoreLink:
         if self.up or self._lost_at is None:
             self._lost_at = now
         self.up = False
-        self._member.assume(self._share(), keep=now < self._lost_at + _KEEP_S)
+        self._member.assume(self._part, keep=now < self._lost_at + HOSTS_KEEP_S)
         self._joined.set()
 
     def _unreadable(self, error: Exception) -> SharedStateFailed:
@@ -179,9 +180,9 @@ class StoreLink:
             self._pauses = Backoff(*_PAUSE_S)
             self._gateway.log.event("shared_state_found", store=self.store.address, gateway=self.name)
 
-    def _share(self) -> float:
-        """Return the part of what nobody granted that this gateway may use without the store."""
-        return 1.0 / self.members if self.members else self._alone_share
+    def _part(self, capacity: int) -> int:
+        """Return how many of so many places this gateway may use without the store."""
+        return equal_part(capacity, self.members, self._rank) if self.members else part_alone(capacity, self._alone_share)
 
     async def _open_life_port(self) -> None:
         if self._address is None:
@@ -198,7 +199,8 @@ class StoreLink:
         orders, lead = found.orders, found.lead
         if lead is None or orders.get("term") != lead.term or lead.term < self._watch.term:
             return
-        self.members, self._reached = orders["members"], self._reached or orders["reached"]
+        self.members, self._rank = orders["members"], orders["rank"]
+        self._reached = self._reached or orders["reached"]
         grants = [(resource, allowed, number) for resource, (allowed, number) in orders["grants"].items()]
         self._member.take_grants(grants)
         if (output := orders.get("output")) is not None:

@@ -63,9 +63,10 @@ class SharingServer(Server):
         await super()._serve_admin(view, sock, policy, limits)
 
     async def _let_clients_read(self) -> None:
-        """All calls have ended: others may use what this gateway held."""
-        await self._link.close()
+        """All calls have ended: once the engines were told, others may use what this gateway held."""
         await super()._let_clients_read()
+        await self.gateway.stopping.aborts.wait()
+        await self._link.close()
 
 
 def check_for_sharing(settings: Settings) -> None:

@@ -107,6 +107,13 @@ class Hub:
         """Return the most places that a member may hold of each resource."""
         return self._places.granted_to(member)
 
+    def set_aside(self, member: str) -> None:
+        """Keep an equal part for a member that is cut off from the others, and will use that much without asking."""
+        self._send(self._places.set_aside(member, len(self.members.names)))
+
+    def end_set_aside(self, member: str) -> None:
+        self._send(self._places.end_set_aside(member))
+
     def share_places(self) -> None:
         """Begin to grant: everybody is known."""
         self._send(self._places.share())

@@ -82,12 +82,12 @@ class Member:
             if allowance is not None:
                 allowance.set_level(level, included, members, now)
 
-    def assume(self, share: float, *, keep: bool) -> None:
-        """Use this share of every resource, because there is no hub to ask; with `keep`, only of those of which this process
-        holds nothing."""
+    def assume(self, part: Callable[[int], int], *, keep: bool) -> None:
+        """Use a part of every resource, because there is no hub to ask; with `keep`, only of those of which this process holds
+        nothing."""
         for row in self.places():
             if not (keep and row.held):
-                allowed = math.ceil(row.capacity * share)
+                allowed = part(row.capacity)
                 if self._allotments.assume(row.resource, allowed):
                     self._use(row.resource, allowed)
 

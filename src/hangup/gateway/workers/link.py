@@ -61,6 +61,7 @@ class SupervisorLink:
 
     async def close(self) -> None:
         if self._server is not None:
+            self._report_places()  # what calls that were cut short still use in the engines
             self._member.close()
             for task in self._tasks:
                 task.cancel()
