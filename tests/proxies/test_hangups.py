@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from support.processes import Gateway, StandIn
-from support.proxies import KINDS, program, proxy
+from support.proxies import INSTALLED, KINDS, program, proxy
 from support.raw import Client
 from support.waiting import PATIENCE_S, wait_until
 
@@ -50,6 +50,8 @@ CASES = {
 }
 PASSED_ON = dict.fromkeys(CASES, AT_ONCE)
 NOTICED_WHEN_WRITING = {case: LATE if how.stream else SWALLOWED for case, how in CASES.items()}
+# A proxy that keeps the answer until it is complete: when the client sees a token, the engine has computed them all.
+ONLY_BEFORE_THE_ANSWER = {case: SWALLOWED if how.after_a_token else AT_ONCE for case, how in CASES.items()}
 
 
 class Variant(NamedTuple):
@@ -77,6 +79,16 @@ def only_proxy_pass(config: str) -> str:
     return "server { listen 8000; location / { proxy_pass http://127.0.0.1:8080; } }"
 
 
+def with_fast_proxy(config: str) -> str:
+    return f"experimental: {{fastProxy: {{}}}}\n{config}"
+
+
+def buffered(config: str) -> str:
+    """Traefik with a middleware that holds an answer back until it is complete."""
+    used = config.replace("service: hangup\n", "service: hangup\n      middlewares: [whole]\n")
+    return used.replace("  services:\n", "  middlewares:\n    whole: {buffering: {memResponseBodyBytes: 1048576}}\n  services:\n")
+
+
 VARIANTS = [
     Variant("nginx", "as recommended", PASSED_ON),
     Variant("nginx", "only `proxy_pass`", PASSED_ON, only_proxy_pass),
@@ -88,7 +100,13 @@ VARIANTS = [
         "caddy", "`flush_interval -1`", NOTICED_WHEN_WRITING, instead("transport http", "flush_interval -1\n\t\ttransport http")
     ),
     Variant("envoy", "as recommended", PASSED_ON),
+    Variant("traefik", "as recommended", PASSED_ON),
+    Variant("traefik", "`experimental.fastProxy`", NOTICED_WHEN_WRITING, with_fast_proxy),
+    Variant("traefik", "a `buffering` middleware", ONLY_BEFORE_THE_ANSWER, buffered),
 ]
+
+
+CALLS = len(VARIANTS) * len(CASES)  # all at the same time
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +114,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
     """Play all cases through all variants at the same time; return the verdicts by variant."""
     present = [variant for variant in VARIANTS if program(variant.kind) is not None]
     with (
-        StandIn(slots=64, prefill_s=PREFILL_S, token_s=TOKEN_S, answer_tokens=TOKENS) as engine,
-        Gateway(engine.url, slots=64) as gateway,
+        StandIn(slots=CALLS, prefill_s=PREFILL_S, token_s=TOKEN_S, answer_tokens=TOKENS) as engine,
+        Gateway(engine.url, slots=CALLS) as gateway,
         ThreadPoolExecutor(len(VARIANTS)) as threads,
     ):
         folders = [tmp_path_factory.mktemp(variant.kind) for variant in present]
@@ -134,8 +152,8 @@ def wait_for_head(client: Client) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_what_a_proxy_makes_of_a_hang_up(variant: Variant, seen: dict[str, dict[str, str]]) -> None:
-    if variant.kind == "envoy" and program("envoy") is None:
-        pytest.skip("no wheel of Envoy for this machine")
+    if variant.kind in INSTALLED and program(variant.kind) is None:
+        pytest.skip(f"no wheel of {variant.kind} for this machine")
     assert str(variant) in seen, f"apt-get install {variant.kind}"
     assert seen[str(variant)] == variant.verdicts
 
@@ -152,8 +170,8 @@ def test_the_page_has_the_table() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_call_on_the_same_connection(kind: str, tmp_path: Path) -> None:
     """The proxy keeps its connection to the gateway, too: it must not hide the hang-up, nor serve another client's call."""
-    if kind == "envoy" and program("envoy") is None:
-        pytest.skip("no wheel of Envoy for this machine")
+    if kind in INSTALLED and program(kind) is None:
+        pytest.skip(f"no wheel of {kind} for this machine")
     with (
         StandIn(slots=8, prefill_s=0.01, token_s=0.01) as engine,
         Gateway(engine.url) as gateway,

@@ -8,6 +8,8 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "deploy" / "proxies"
-ENVOY = ROOT / "bench/.envs/envoy/bin/envoy"  # installed by `make test-proxies`
+INSTALLED = {kind: ROOT / f"bench/.envs/{kind}/bin/{kind}" for kind in ("envoy", "traefik")}  # by `make test-proxies`
 
 
 def _nginx(folder: Path, config: str) -> tuple[str, list[str]]:
@@ -32,18 +34,27 @@ def _caddy(folder: Path, config: str) -> tuple[str, list[str]]:
     return f"{{\n\tadmin off\n\tauto_https off\n}}\n{config}", ["run", "--adapter", "caddyfile", "--config"]
 
 
+def _traefik(folder: Path, config: str) -> tuple[str, list[str]]:
+    static, _, routes = config.partition(_NEXT_FILE)
+    (folder / ROUTES).write_text(routes)
+    return static.replace("/etc/traefik/", f"{folder}/"), ["--configFile"]
+
+
+_NEXT_FILE = "\n# the routes:\n"
 _ENVOY_FLAGS = ["--concurrency", "1", "--disable-hot-restart", "--log-level", "error", "-c"]
 KINDS: dict[str, tuple[str, Callable[[Path, str], tuple[str, list[str]]]]] = {
     "nginx": ("nginx.conf", _nginx),
     "haproxy": ("haproxy.cfg", _plain(["-db", "-f"])),
     "caddy": ("Caddyfile", _caddy),
     "envoy": ("envoy.yaml", _plain(_ENVOY_FLAGS)),
+    "traefik": ("traefik.yaml", _traefik),
 }
+ROUTES = "traefik-routes.yaml"  # the second file of Traefik, which the first one names
 
 
 def program(kind: str) -> str | None:
-    if kind == "envoy" and ENVOY.exists():
-        return str(ENVOY)
+    if kind in INSTALLED and INSTALLED[kind].exists():
+        return str(INSTALLED[kind])
     return shutil.which(kind) or shutil.which(kind, path="/usr/sbin")
 
 
@@ -52,7 +63,7 @@ def proxy(kind: str, upstream: int, folder: Path, change: Callable[[str], str] =
     """Run a proxy with its file, changed by `change`; yield its port."""
     name, make = KINDS[kind]
     port = _free_port()
-    config = (FILES / name).read_text()
+    config = (FILES / name).read_text() + (_NEXT_FILE + (FILES / ROUTES).read_text() if kind == "traefik" else "")
     changed = change(config)
     assert change is str or changed != config, "the variant is no variant any more"
     for old, new in (
@@ -70,6 +81,7 @@ def proxy(kind: str, upstream: int, folder: Path, change: Callable[[str], str] =
         process = subprocess.Popen([str(program(kind)), *options, str(path)], env=env, stdout=output, stderr=output)
     try:
         _wait_for_port(port, process, folder / "output")
+        _wait_for_routes(port)
         yield port
     finally:
         process.kill()
@@ -79,6 +91,20 @@ def proxy(kind: str, upstream: int, folder: Path, change: Callable[[str], str] =
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
+
+
+def _wait_for_routes(port: int) -> None:
+    """Traefik listens before it has read its routes, and answers 404 until then."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=PATIENCE_S).close()
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                time.sleep(0.02)
+                continue
+        return
+    raise AssertionError("no route to the gateway")
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes], output: Path) -> None:
