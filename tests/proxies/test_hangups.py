@@ -86,7 +86,8 @@ def with_fast_proxy(config: str) -> str:
 def buffered(config: str) -> str:
     """Traefik with a middleware that holds an answer back until it is complete."""
     used = config.replace("service: hangup\n", "service: hangup\n      middlewares: [whole]\n")
-    return used.replace("  services:\n", "  middlewares:\n    whole: {buffering: {memResponseBodyBytes: 1048576}}\n  services:\n")
+    whole = "  middlewares:\n    whole: {buffering: {memResponseBodyBytes: 1048576}}\n"
+    return used.replace("  services:\n", f"{whole}  services:\n")
 
 
 VARIANTS = [
