@@ -22,6 +22,7 @@ PACKAGE = TESTS.parent / "src" / "hangup"
 WHOLE = {"LimitSettings", "Settings"}
 PACKAGES_WITH_ALL = ("config/", "cli/", "sim/")
 MODULES_WITH_ALL = {
+    "gateway/fixed_settings.py",
     "gateway/gateway.py",
     "gateway/hosts/server.py",
     "gateway/ports.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -15,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from hangup.cli.client import Admin
+from hangup.errors import HangupError
+from hangup.gateway.otel_environment import TraceTarget
+from hangup.gateway.otlp import Exporter
 from support.linux import proc
 from support.processes import Gateway, StandIn, reserved_port
 from support.raw import ask
@@ -147,6 +152,46 @@ def test_secrets_are_read_again_and_found_nowhere(tmp_path: Path) -> None:
         assert len(list((tmp_path / "out").iterdir())) >= 3
         seen += [each.body for each in spans] + ["\n".join(gateway.stdout_lines + gateway.stderr_lines).encode()]
     assert [text for text in seen if PLANTED.encode() in text] == []
+
+
+def test_new_headers_go_to_the_new_collector_only(tmp_path: Path) -> None:
+    """A key must not reach the collector that it is not for, even if one reload changes both, and others follow it."""
+    headers = tmp_path / "headers"
+
+    def config(collector: str) -> str:
+        return f'otlp_endpoint = "{collector}"\notlp_headers_file = "{headers}"\n[[backend]]\nurl = "{engine.url}"\n'
+
+    with StandIn(token_s=0.001) as engine, receiver() as (old, old_spans), receiver() as (new, new_spans):
+        headers.write_text("x-collector-key=old")
+        with Gateway(config=config(old)) as gateway:
+            assert gateway.config_path is not None
+            assert ask(gateway.address, CHAT, BODY).status == 200
+            wait_until(lambda: headers_of(old_spans) == {"old"}, what="a trace at the old collector")
+            headers.write_text("x-collector-key=new")
+            gateway.config_path.write_text(config(new))
+            reloaded(gateway, 1)
+            assert ask(gateway.address, CHAT, BODY).status == 200
+            wait_until(lambda: headers_of(new_spans) == {"new"}, what="a trace at the new collector")
+            gateway.config_path.write_text(config("").replace('otlp_endpoint = ""\n', ""))  # traces end with the process
+            headers.write_text("x-collector-key=newest")
+            reloaded(gateway, 2)
+            rows = wait_until(lambda: [r for r in gateway.log() if r["event"] == "config_reloaded"][1:], what="both log lines")
+            assert rows[0]["needs_restart"] == ["otlp_endpoint"]
+            before = len(new_spans)
+            assert ask(gateway.address, CHAT, BODY).status == 200
+            wait_until(lambda: len(new_spans) > before, what="a trace of the last call")
+        assert headers_of(old_spans) == {"old"} and headers_of(new_spans) == {"new"}
+
+
+def test_a_redirect_takes_no_secret_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector, a webhook or an admin port that redirects: urllib would send the headers to whatever host it names."""
+    with receiver() as (elsewhere, posted), receiver(redirect_to=elsewhere) as (url, _):
+        with pytest.raises(urllib.error.HTTPError, match="302"):
+            Exporter(TraceTarget(url), "x-collector-key=planted", 60.0).send([])
+        monkeypatch.setenv("HANGUP_ADMIN_TOKEN", "planted")
+        with pytest.raises(HangupError, match=f"redirects to {elsewhere}"):
+            Admin(argparse.Namespace(admin=url)).get("/api/calls")
+        assert posted == []
 
 
 def headers_of(spans: list[Posted]) -> set[str]:

@@ -95,6 +95,8 @@ class TestReload:
         with Gateway(config=backend(engine.url)) as gateway:
             row = reload(gateway, "[limits]\nended_calls_max = 5\n" + backend(engine.url), "config_reloaded")
             assert row["needs_restart"] == ["ended_calls_max"]
+            again = reload(gateway, "[limits]\nended_calls_max = 5\n# again\n" + backend(engine.url), "config_reloaded")
+            assert again["needs_restart"] == ["ended_calls_max"], "it still needs a restart"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

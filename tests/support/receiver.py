@@ -15,15 +15,20 @@ class Posted(NamedTuple):
 
 
 @contextlib.contextmanager
-def receiver() -> Iterator[tuple[str, list[Posted]]]:
-    """Yield its address, and the list of what was posted, which grows."""
+def receiver(redirect_to: str = "") -> Iterator[tuple[str, list[Posted]]]:
+    """Yield its address, and the list of what was posted, which grows. Optionally, answer with a redirect."""
     posted: list[Posted] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            posted.append(Posted(str(self.headers), self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
+            posted.append(Posted(str(self.headers), self.rfile.read(int(self.headers.get("content-length", 0)))))
+            self.send_response(302 if redirect_to else 200)
+            if redirect_to:
+                self.send_header("location", redirect_to)
             self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_POST()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from hangup.cli.parser import did_you_mean
 from hangup.cli.table import printable
 from hangup.errors import HangupError
+from hangup.no_redirects import open_url
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 TOKEN_VARIABLE = "HANGUP_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
@@ -52,7 +53,7 @@ class Admin:
         url = self.url + path + (f"?{urlencode(parameters)}" if parameters else "")
         http_request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above
         try:
-            with urllib.request.urlopen(http_request, timeout=timeout_s) as answer:  # noqa: S310
+            with open_url(http_request, timeout=timeout_s) as answer:
                 value = json.loads(answer.read())
                 return value if self._as_json else printable(value)
         except urllib.error.HTTPError as error:
@@ -108,6 +109,9 @@ def path_of(*parts: str) -> str:
 
 
 def _fault(error: urllib.error.HTTPError) -> HangupError:
+    if target := error.headers.get("location", "") if 300 <= error.code < 400 else "":
+        hint = "if that is your admin port, pass it with --admin; the token is not sent elsewhere"
+        return HangupError(f"{error.url} redirects to {printable(target)}\n  hint: {hint}")
     try:
         message = printable(json.loads(error.read())["error"])
     except (ValueError, KeyError, TypeError):

@@ -35,6 +35,7 @@ from hangup.gateway.reaper import Reaper
 from hangup.gateway.registry import CallRegistry
 from hangup.gateway.tokens_seen import token_row, tokens_seen
 from hangup.gateway.zombies import ZombieLedger
+from hangup.no_redirects import open_url
 from hangup.tasks import TASKS
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
@@ -261,5 +262,5 @@ def _may_be_zombie(call: Call) -> bool:
 
 def _post(url: str, body: bytes, timeout_s: float) -> None:
     request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - from the configuration
-    with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310
+    with open_url(request, timeout=timeout_s):
         pass

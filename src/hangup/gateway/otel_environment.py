@@ -18,10 +18,12 @@ _SAMPLERS_BY_RATIO = ("traceidratio", "parentbased_traceidratio")
 
 
 class TraceSettings(Protocol):
-    """The settings that say where headers for the collector come from."""
+    """The settings that say where the collector is and where its headers come from."""
 
     @property
     def otlp_endpoint(self) -> str: ...
+    @property
+    def otlp_protocol(self) -> str: ...
     @property
     def otlp_headers_env(self) -> str: ...
     @property

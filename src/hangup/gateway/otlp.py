@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -13,7 +13,8 @@ import orjson
 
 from hangup import __version__
 from hangup.errors import HangupError
-from hangup.gateway.otel_environment import TraceTarget, as_attributes
+from hangup.gateway.otel_environment import TraceSettings, TraceTarget, as_attributes, trace_headers, trace_target
+from hangup.no_redirects import open_url
 
 Encode = Callable[[list[dict[str, Any]]], bytes]
 
@@ -27,14 +28,21 @@ class Exporter:
         resource = as_attributes(target.resource)
         self._encode = _protobuf(resource) if is_protobuf else partial(_json, resource)
         self._kind = {"content-type": f"application/{'x-protobuf' if is_protobuf else 'json'}"}
-        self.headers = read_headers(headers)  # of the collector's operator, such as a key
-        self._timeout_s = target.timeout_s or timeout_s
+        self._headers = read_headers(headers)  # of the collector's operator, such as a key
+        self.timeout_s = target.timeout_s or timeout_s
+        self.share = target.share  # of ordinary calls; None: as configured
 
     def send(self, spans: list[dict[str, Any]]) -> None:
         """Send the spans; raise OSError or ValueError if the collector does not accept them."""
-        request = urllib.request.Request(self._url, self._encode(spans), self._kind | self.headers)  # noqa: S310 - from the configuration
-        with urllib.request.urlopen(request, timeout=self._timeout_s):  # noqa: S310
+        request = urllib.request.Request(self._url, self._encode(spans), self._kind | self._headers)  # noqa: S310 - from the configuration
+        with open_url(request, timeout=self.timeout_s):
             pass
+
+
+def configured_exporter(settings: TraceSettings, environment: Mapping[str, str], timeout_s: float) -> Exporter | None:
+    """Return the exporter for the settings `otlp_…` and the variables OTEL_…; None if they name no collector."""
+    target = trace_target(settings.otlp_endpoint, settings.otlp_protocol, environment)
+    return Exporter(target, trace_headers(settings, environment), timeout_s) if target.url else None
 
 
 def read_headers(text: str) -> dict[str, str]:

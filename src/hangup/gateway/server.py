@@ -32,13 +32,13 @@ from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handshake import TlsListener
 from hangup.gateway.discovery import Discovery
 from hangup.gateway.divergence_monitor import DivergenceMonitor
+from hangup.gateway.fixed_settings import check_reload, needs_restart
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.jobs.api import JobApi
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.log import Log
 from hangup.gateway.loop_watch import LoopWatch
-from hangup.gateway.otel_environment import trace_headers, trace_target
-from hangup.gateway.otlp import Exporter, read_headers
+from hangup.gateway.otlp import Exporter, configured_exporter
 from hangup.gateway.registry import TURNED_AWAY_MAX
 from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.stderr import write_stderr
@@ -50,55 +50,6 @@ from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.tasks import TASKS
 
-# Settings that a reload cannot change, because they are bound to the process.
-_FIXED = (
-    "host",
-    "port",
-    "workers",
-    "admin_host",
-    "admin_port",
-    "admin_names",
-    "config_watch_s",
-    "log",
-    "log_format",
-    "ledger",
-    "ledger_days",
-    "jobs",
-    "jobs_days",
-    "shared_state",
-    "shared_state_name",
-    "shared_state_required",
-    "shared_state_alone_share",
-    "peer_host",
-    "peer_port",
-    "otlp_endpoint",
-    "otlp_protocol",
-)
-_FIXED_LIMITS = (
-    "client_silence_s",
-    "shared_state_timeout_s",
-    "gateway_silence_s",
-    "ended_calls_max",
-    "history_looks_max",
-    "history_minutes_max",
-    "history_quarters_max",
-    "history_groups_max",
-    "history_events_max",
-    "metric_label_sets_max",
-    "metric_histograms_max",
-    "log_lines_max",
-    "ledger_flush_s",
-    "ledger_accounts_max",
-    "ledger_bytes_max",
-    "wal_bytes_max",
-    "traced_calls_max",
-    "trace_release_s",
-    "trace_send_s",
-    "trace_share",
-    "trace_slow_s",
-    "zombie_stories_max",
-    "admin_connections_max",
-)
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything but calls and the admin port
 _OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before another attempt to open the job store
@@ -122,6 +73,7 @@ class Server:
         dials: Mapping[str, Dial] = MappingProxyType({}),
     ) -> None:
         self.configuration = configuration
+        self._at_start = configuration.settings
         self._dials = dials
         self._load = load
         self._stop = asyncio.Event()
@@ -351,7 +303,7 @@ class Server:
             tls = self.gateway.intake.tls
             tls = ports.server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
             token = ports.admin_policy(new.settings, self._admin_host).token_sha256
-            headers = read_headers(trace_headers(new.settings, os.environ)) if self._tracer is not None else {}
+            exporter = self._exporter(new.settings)
             whole = self.gateway.configure(await self._with_found_backends(new.settings))
         except HangupError as error:
             await self._with_found_backends(old)
@@ -364,13 +316,13 @@ class Server:
             self._log.fault(error)
             self._tell(f"the configuration was not reloaded: {type(error).__name__}: {error}")
             return
-        kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
-        kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
+        kept = needs_restart(self._at_start, new.settings)
+        kept += ["otlp_endpoint"] if (exporter is None) != (self._tracer is None) else []
         kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
         self.configuration = new
         self._policy.token_sha256 = token
-        if self._tracer is not None:
-            self._tracer.take_headers(headers)
+        if self._tracer is not None and exporter is not None:
+            self._tracer.exporter = exporter  # address and headers at once: a key goes to the collector that it is for
         self._discovery.settled()
         self.gateway.intake.tls = tls  # read from the files again, so a reload picks up a renewed certificate
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
@@ -381,6 +333,16 @@ class Server:
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         note += "" if whole else ", but part of it failed because of an internal error, which is in the log: reload again"
         self._tell(f"configuration reloaded{note}")
+
+    def _exporter(self, settings: Settings) -> Exporter | None:
+        """Return the exporter of traces for a reload. A collector that only variables name cannot make a reload fail if there
+        were no traces before."""
+        try:
+            return configured_exporter(settings, os.environ, self._at_start.limits.trace_send_s)
+        except HangupError:
+            if settings.otlp_endpoint or self._tracer is not None:
+                raise
+            return None
 
     def _tell(self, text: str) -> None:
         """Tell whoever started this process."""
@@ -420,14 +382,6 @@ def _report_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
     loop.default_exception_handler(context)
 
 
-def check_reload(old: Settings, new: Settings) -> None:
-    """Raise if the new configuration lacks all backends or tenants: the file may be truncated, or empty for a moment."""
-    if old.backend and not new.backend:
-        raise HangupError("the new configuration has no backend; restart hangup to serve with the embedded engine")
-    if old.tenant and not new.tenant:
-        raise HangupError("the new configuration has no tenant, so clients would need no key; restart hangup to allow that")
-
-
 def open_log(settings: Settings, *, shared: bool = False) -> Log:
     try:
         limits = settings.limits
@@ -454,10 +408,9 @@ def jobs_path(settings: Settings, port: int) -> str | None:
 def _tracer(settings: Settings, log: Log) -> Tracer | None:
     """Return the tracer. Without `otlp_endpoint`, OpenTelemetry's variables apply. They cannot keep hangup from starting:
     whoever set them may have had other programs in mind."""
-    limits, headers = settings.limits, trace_headers(settings, os.environ)
+    limits = settings.limits
     try:
-        target = trace_target(settings.otlp_endpoint, settings.otlp_protocol, os.environ)
-        exporter = Exporter(target, headers, limits.trace_send_s) if target.url else None
+        exporter = configured_exporter(settings, os.environ, limits.trace_send_s)
     except HangupError as error:
         if settings.otlp_endpoint:
             raise
@@ -469,8 +422,8 @@ def _tracer(settings: Settings, log: Log) -> Tracer | None:
         exporter,
         calls_max=limits.traced_calls_max,
         release_s=limits.trace_release_s,
-        close_s=(target.timeout_s or limits.trace_send_s) + 1.0,  # enough for one last batch
-        share=limits.trace_share if target.share is None else target.share,
+        close_s=exporter.timeout_s + 1.0,  # enough for one last batch
+        share=limits.trace_share if exporter.share is None else exporter.share,
         slow_s=limits.trace_slow_s,
     )
 

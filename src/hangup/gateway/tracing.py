@@ -44,7 +44,7 @@ class Tracer:
         self.dropped = 0
         self._share = share
         self._slow_s = slow_s
-        self._exporter = exporter
+        self.exporter = exporter  # a reload replaces it as a whole
         self._calls_max = calls_max
         self._release_s = release_s
         self._close_s = close_s
@@ -53,10 +53,6 @@ class Tracer:
         self._offset_s = time.time() - time.monotonic()
         self._closing = threading.Event()
         self._thread = TASKS.thread("traces", self._run)
-
-    def take_headers(self, headers: dict[str, str]) -> None:
-        """Send these headers to the collector from now on."""
-        self._exporter.headers = headers
 
     def begin(self, call: Call, traceparent: bytes | None, method: str, path: str) -> None:
         """Join the client's trace, or begin one. A trace that the client does not sample is ignored."""
@@ -102,7 +98,7 @@ class Tracer:
             batch = ready[at : at + _BATCH_MAX]
             try:
                 with TASKS.working("traces"):
-                    self._exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
+                    self.exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
             except Exception:  # a collector may answer anything; the thread must survive it
                 self.dropped += len(batch)
 

@@ -22,9 +22,10 @@ from hangup.core.members.pace import LOOK_S
 from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.fixed_settings import check_reload
 from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
-from hangup.gateway.server import check_reload, open_log
+from hangup.gateway.server import open_log
 from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.stderr import write_stderr
 from hangup.gateway.store.ledger import create_ledger
