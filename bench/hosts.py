@@ -1,6 +1,12 @@
 """Gateways that share an engine through Redis: goodput, over-admission, deaths, an outage of the store, and hang-ups.
 
-usage: PYTHONPATH=tests python -m bench.hosts {overload,kill,outage,hangups} [--gateways N] [--runs N] [--seconds S]
+usage: PYTHONPATH=tests python -m bench.hosts {overload,kill,outage,hangups,zombies} [--gateways N] [--runs N] [--seconds S]
+
+    overload   3 × the engine's capacity for S seconds: goodput, waste, most calls in the engine
+    kill       N × kill -9 of a gateway with 50 streams: when its slots are in use again; 50 runs take three minutes
+    outage     the store is stopped for S seconds, and comes back empty
+    hangups    N hang-ups at random moments: when the gateways' counts are the engine's, and whether it was suspected
+    zombies    the same, and the engine runs on with one of N/20: how many of those are found
 
 Everything runs on one machine. Counts (calls, peaks, aborts) hold whatever else the machine does; times do not.
 """
@@ -13,6 +19,7 @@ import contextlib
 import json
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,13 +32,19 @@ SLOTS, TOKENS, TOKEN_S = 8, 50, 0.02
 CALLS_PER_S = SLOTS / (TOKENS * TOKEN_S + 0.05)  # what the engine can serve
 
 
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
-def world(gateways: int, slots: int = SLOTS, **engine: Any) -> Iterator[tuple[StandIn, RedisServer, list[Gateway]]]:
+def world(
+    gateways: int, slots: int = SLOTS, settings: dict[str, Any] | None = None, **engine: Any
+) -> Iterator[tuple[StandIn, RedisServer, list[Gateway]]]:
     behaviour = {"slots": 4 * slots, "prefill_s": 0.05, "token_s": TOKEN_S, "answer_tokens": TOKENS} | engine
     with contextlib.ExitStack() as stack:
         standin = stack.enter_context(StandIn(**behaviour))
         store = stack.enter_context(RedisServer())
-        shared: dict[str, Any] = {"shared_state": store.url} if gateways > 1 else {}
+        shared: dict[str, Any] = ({"shared_state": store.url} if gateways > 1 else {}) | (settings or {})
         found = [stack.enter_context(Gateway(standin.url, slots=slots, **shared)) for _ in range(gateways)]
         yield standin, store, found
 
@@ -100,25 +113,55 @@ async def overload(gateways: int, seconds: float) -> None:
 
 
 async def kill(gateways: int, runs: int) -> None:
-    """Kill a gateway with 50 streams, on an engine that does not notice when a connection ends."""
-    freed, stopped, innocent = [], [], 0
-    for number in range(runs):
-        with world(gateways, slots=100, answer_tokens=30_000, deaf_to="stream") as (engine, _, found):
-            victim, others = found[number % gateways], [g for n, g in enumerate(found) if n != number % gateways]
+    """Kill a gateway with 50 streams, on an engine that does not notice when a connection ends, and replace it."""
+    freed, stopped, verified, innocent = list[float](), list[float](), list[float | None](), 0
+    with contextlib.ExitStack() as stack:
+        engine, store, found = stack.enter_context(world(gateways, slots=100, answer_tokens=30_000, deaf_to="stream"))
+        for number in range(runs):
+            await until(lambda: all(_is_normal(g, gateways) and not _in_flight(g) for g in found))
+            before = engine.stats()["aborted"]
+            victim = found[number % gateways]  # the leader and others in turn
+            others = [gateway for gateway in found if gateway is not victim]
             streams = [asyncio.create_task(call(victim, 30_000, 30)) for _ in range(50)]
             streams += [asyncio.create_task(call(others[0], 30_000, 30)) for _ in range(20)]
-            await until(lambda e=engine: e.stats()["running"] >= 70)  # type: ignore[misc]
-            await asyncio.sleep(1)
+            await until(lambda v=victim: engine.stats()["running"] == 70 and _noted_calls(store, v) == 50)  # type: ignore[misc]
+            proofs = sum(map(_verified, others))
+            at = time.monotonic()
             victim.popen.send_signal(signal.SIGKILL)
             more = [asyncio.create_task(call(random.choice(others), 30_000, 30)) for _ in range(80)]
-            stopped.append(await until(lambda e=engine: e.stats()["aborted"] >= 50))  # type: ignore[misc]
-            freed.append(stopped[-1] + await until(lambda e=engine: e.stats()["running"] >= 100))  # type: ignore[misc]
-            innocent += engine.stats()["aborted"] - 50
+            await until(lambda b=before: engine.stats()["aborted"] >= b + 50)  # type: ignore[misc]
+            stopped.append(time.monotonic() - at)
+            await until(lambda: engine.stats()["running"] >= 100)
+            freed.append(time.monotonic() - at)
+            await until(lambda o=others, p=proofs: sum(map(_verified, o)) >= p + 50, 10)  # type: ignore[misc]
+            verified.append(time.monotonic() - at if sum(map(_verified, others)) >= proofs + 50 else None)
+            innocent += engine.stats()["aborted"] - before - 50
+            progress(f"{number + 1}: aborted {stopped[-1]:.2f} s, in use {freed[-1]:.2f} s, verified {verified[-1]}")
             await stop([*streams, *more])
+            found[number % gateways] = stack.enter_context(Gateway(engine.url, slots=100, shared_state=store.url))
+    proved = [seconds for seconds in verified if seconds is not None]
     print(
         f"{runs} × kill -9 with 50 streams, {gateways} gateways: all aborted after {max(stopped):.2f} s at most, places free"
-        f" and used after {max(freed):.2f} s at most (median {sorted(freed)[runs // 2]:.2f}), innocent aborts: {innocent}"
+        f" and used after {max(freed):.2f} s at most (median {sorted(freed)[runs // 2]:.2f}; {sum(s < 2 for s in freed)} of"
+        f" {runs} within 2 s), stops of all 50 verified in {len(proved)} runs, after {max(proved, default=0):.2f} s at most,"
+        f" innocent aborts: {innocent}"
     )
+
+
+def _in_flight(gateway: Gateway) -> int:
+    """Return how many places of the engine a gateway takes for used."""
+    return round(sum(n for name, n in gateway.metrics().items() if name.startswith("hangup_backend_in_flight{")))
+
+
+def _verified(gateway: Gateway) -> int:
+    found = gateway.metrics().items()
+    return round(sum(n for name, n in found if name.startswith("hangup_releases_total{") and 'result="verified"' in name))
+
+
+def _noted_calls(store: RedisServer, gateway: Gateway) -> int:
+    """Return how many calls of a gateway the store knows."""
+    name = next(row["gateway"] for row in gateway.log() if row.get("event") == "shared_state_found")
+    return int(store.command("HLEN", f"hangup:{{hangup}}:calls:{name}")[1:]) - 1  # one field marks the hash
 
 
 async def outage(gateways: int, seconds: float) -> None:
@@ -142,34 +185,74 @@ def _is_normal(gateway: Gateway, gateways: int) -> bool:
     return not metrics["hangup_shared_state_failing"] and metrics["hangup_gateways"] == gateways
 
 
+async def hang_up(found: list[Gateway], count: int) -> None:
+    """Hang up so many times, at random moments."""
+    left = count
+
+    async def clients() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            if left % 1000 == 0:
+                progress(f"{left} hang-ups to go")
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(random.expovariate(5)):
+                    await call(random.choice(found), 30_000, 60)
+
+    await asyncio.gather(*(clients() for _ in range(48)))
+
+
+def _named(found: list[Gateway], event: str) -> list[dict[str, Any]]:
+    return [row for gateway in found for row in gateway.log() if row.get("event") == event]
+
+
 async def hangups(gateways: int, count: int) -> None:
     """Hang up at random points; then the gateways' counts must be the engine's."""
-    with world(gateways, slots=32, answer_tokens=10_000) as (engine, _, found):
-        left = count
-
-        async def clients() -> None:
-            nonlocal left
-            while left > 0:
-                left -= 1
-                with contextlib.suppress(OSError, TimeoutError):
-                    async with asyncio.timeout(random.expovariate(5)):
-                        await call(random.choice(found), 10_000, 60)
-
-        await asyncio.gather(*(clients() for _ in range(48)))
-        idle = await until(lambda: engine.stats()["running"] + engine.stats()["waiting"] == 0)
-        tasks = [asyncio.create_task(call(found[0], 10_000, 60)) for _ in range(32)]
-        again = idle + await until(lambda: engine.stats()["running"] == 32)
+    with world(gateways, slots=32, answer_tokens=30_000) as (engine, _, found):
+        await hang_up(found, count)
+        at = time.monotonic()
+        await until(lambda: engine.stats()["running"] + engine.stats()["waiting"] == 0)
+        idle = time.monotonic() - at
+        counts = {0.0: sum(map(_in_flight, found))}
+        while counts[max(counts)] and time.monotonic() < at + 60:
+            await asyncio.sleep(0.05)
+            counts[round(time.monotonic() - at, 1)] = sum(
+                await asyncio.gather(*(asyncio.to_thread(_in_flight, g) for g in found))
+            )
+        equal = time.monotonic() - at
+        tasks = [asyncio.create_task(call(found[0], 30_000, 60)) for _ in range(32)]
+        again = equal + await until(lambda: engine.stats()["running"] == 32)
         running = engine.stats()["running"]
         await stop(tasks)
+        suspected = sum(len(_named(found, event)) for event in ("zombie_found", "orphans_found", "ladder_step_taken"))
+        progress(f"places that the gateways took for used, by seconds: {counts}")
         print(
-            f"{count} hang-ups over {gateways} gateways: engine idle {idle:.2f} s after the last one, all {running} of 32 slots"
-            f" used from one gateway after {again:.2f} s, peak {engine.stats()['running_peak']}"
+            f"{count} hang-ups over {gateways} gateways: engine idle {idle:.2f} s after the last one, the gateways' counts 0"
+            f" after {equal:.2f} s, {running} of 32 slots used from one gateway after {again:.2f} s, peak"
+            f" {engine.stats()['running_peak']}, verdicts against the engine: {suspected}"
+        )
+
+
+async def zombies(gateways: int, count: int, planted: int = 20) -> None:
+    """Hang up at random points on an engine that runs on with some; those, and as many, must be found."""
+    patient = {"abort_again_max": 100_000, "abort_backoff_s": 5}  # no quarantine: calls go on
+    deaf = {"deaf_every": max(count // planted, 1), "lies": "aborts"}
+    with world(gateways, slots=64, settings=patient, answer_tokens=30_000, **deaf) as (engine, _, found):
+        await hang_up(found, count)
+        at = time.monotonic()
+        await until(lambda: len({row["id"] for row in _named(found, "zombie_found")}) >= engine.stats()["running"], 60)
+        left = engine.stats()["running"]
+        ids = {row["id"] for row in _named(found, "zombie_found")}
+        print(
+            f"{count} hang-ups over {gateways} gateways, the engine runs on with {left}: {len(ids)} zombies found, the last"
+            f" {time.monotonic() - at:.1f} s after the last hang-up; missed {max(left - len(ids), 0)}, too many"
+            f" {max(len(ids) - left, 0)}"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("overload", "kill", "outage", "hangups"))
+    parser.add_argument("what", choices=("overload", "kill", "outage", "hangups", "zombies"))
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -180,8 +263,10 @@ def main() -> None:
         asyncio.run(kill(chosen.gateways, chosen.runs))
     elif chosen.what == "outage":
         asyncio.run(outage(chosen.gateways, chosen.seconds))
-    else:
+    elif chosen.what == "hangups":
         asyncio.run(hangups(chosen.gateways, chosen.runs))
+    else:
+        asyncio.run(zombies(chosen.gateways, chosen.runs))
 
 
 if __name__ == "__main__":

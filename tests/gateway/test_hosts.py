@@ -17,7 +17,7 @@ import pytest
 from support.processes import Gateway, StandIn
 from support.raw import Client
 from support.redis_server import RedisServer, Wire, require_redis
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 SLOTS = 8
 LONG = 30_000  # tokens: five minutes
@@ -98,7 +98,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(PATIENCE_S)
 
 
 def read_on(client: Client, count: int = 100) -> None:
@@ -239,31 +239,35 @@ def test_without_the_store_nothing_fails_and_an_empty_one_changes_nothing() -> N
         assert load.bad == []
         for gateway in gateways:
             assert len(seen(gateway, "shared_state_lost", 2)) >= 2 and events(gateway, "gateway_died") == []
-        never_too_many(engine)
+        never_too_many(engine, SLOTS + 2)  # on a slow machine the store is away for 5 s: one may rise to its part first
         wait_until(lambda: all(g.metrics()["hangup_gateways"] == 2 for g in gateways))
         every = streams(gateways[0], SLOTS)  # all places can be used from one gateway again
         running(engine, SLOTS)
         close(*every)
 
 
-def test_a_gateway_cut_off_from_the_store_keeps_what_it_holds() -> None:
+def test_a_gateway_cut_off_from_the_store_keeps_what_it_holds_and_then_uses_its_part() -> None:
     with engine_and_store() as (engine, store), Wire(store.port) as wire, contextlib.ExitStack() as stack:
         first = stack.enter_context(gateway_at(engine, store.url, gateway_silence_s=1))
         second = stack.enter_context(gateway_at(engine, wire.url, gateway_silence_s=1))
-        mine = streams(second, 4)
-        for client in mine:
-            read_on(client)
-        wire.cut()
-        seen(second, "shared_state_lost")
-        seen(first, "gateway_silent")
-        with Load([first, second], threads=4) as load:  # both serve on
-            for client in mine:
-                read_on(client, 200)  # for longer than `gateway_silence_s`
+        mine = streams(second, 1)
+        with Load([first], threads=SLOTS) as load:  # the other one uses all the rest
+            read_on(mine[0])
+            wire.cut()
+            seen(second, "shared_state_lost")
+            seen(first, "gateway_silent")
+            mine += streams(second, SLOTS)
+            in_flight = f'hangup_backend_in_flight{{backend="127.0.0.1:{engine.port}"}}'
+            wait_until(lambda: second.metrics()[in_flight] == SLOTS // 2, what="its part")
+            # The leader has set that much aside. `test_shared_state` is strict about when; here the machine may be slow.
+            wait_until(
+                lambda: all(engine.stats()["running"] <= SLOTS for _ in range(20)), what="the others to leave it its part"
+            )
             load.wait_for_more()
+            wire.mend()
+            seen(first, "gateway_back")
         assert load.bad == [] and events(first, "gateway_died") == [] and engine.stats()["aborted"] == 0
-        never_too_many(engine)
-        wire.mend()
-        seen(first, "gateway_back")
+        never_too_many(engine, SLOTS + SLOTS // 2)
         close(*mine)
         engine.wait_idle()
 

@@ -115,6 +115,7 @@ class SimMember:
     def __init__(self) -> None:
         self._allotments = Allotments()
         self.used = self.wanted = 0
+        self.endless = 0  # calls that do not end
 
     @property
     def allowed(self) -> int:
@@ -145,7 +146,7 @@ class SimMember:
 
     def act(self, choice: random.Random) -> None:
         """Start and end calls, as many as are wanted and allowed."""
-        if self.used and choice.random() < 0.3:
+        if self.used > self.endless and choice.random() < 0.3:
             self.used -= 1
         while self.used < min(self.wanted, self.allowed):
             self.used += 1
@@ -182,9 +183,9 @@ class World:
             link._failed(failure)
         link._member.act(self.random)
 
-    async def rounds(self, count: int) -> None:
+    async def rounds(self, count: int, step_s: float = 0.05) -> None:
         for _ in range(count):
-            self.clock.now += 0.05
+            self.clock.now += step_s
             await asyncio.sleep(0)  # a turn for those that ask a gateway whether it lives
             for number, link in enumerate(self.random.sample(self.links, len(self.links))):
                 if self.frozen.get(number, 0.0) <= self.clock.now:
@@ -336,6 +337,34 @@ def test_a_part_is_set_aside_for_a_gateway_that_lives_and_is_cut_off_alone(held:
         alone.store.is_cut = False
         await world.rounds(60)
         assert sum(link._member.used for link in world.links) == CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_a_call_of_two_hours_stays_counted_and_a_dead_gateways_places_are_free_within_two_seconds() -> None:
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 3, 1)
+        dead = set[str]()
+
+        async def ask(_: life.Address, name: str) -> Life:
+            return Life.REFUSED if name in dead else Life.LIVES
+
+        patch.setattr(life, "ask", ask)
+        for link in world.links:
+            link._address = ("127.0.0.1", 1)
+            link._member.wanted = 20
+        long, other, victim = world.links
+        long._member.wanted = long._member.endless = 1
+        await world.rounds(60)
+        for _ in range(2):
+            await world.rounds(round(3600 / 0.4), 0.4)
+            assert (long._member.used, other._member.used + victim._member.used) == (1, CAPACITY - 1)
+        world.links.remove(victim)
+        dead.add(victim.name)
+        await world.rounds(round(2 / 0.05))
+        assert (long._member.used, other._member.used) == (1, CAPACITY - 1)
+        assert world.most_over <= 0
 
     with pytest.MonkeyPatch.context() as patch:
         run(play(patch))

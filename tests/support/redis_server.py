@@ -79,7 +79,7 @@ class RedisServer:
         """Kill it; what it had is lost."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(_START_S)
             self._process = None
 
     def freeze(self) -> None:
@@ -160,7 +160,7 @@ class Wire:
         self.cut()
         _shut(self._listener)
         for thread in self._threads:
-            thread.join()
+            thread.join(_START_S)
         for side in (self._listener, *self._open):
             side.close()
 

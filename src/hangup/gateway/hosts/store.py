@@ -200,6 +200,10 @@ def _reason(error: Exception) -> str:
         return f"wrong password ({text})"
     if "NOAUTH" in text or "Authentication required" in text or "already authenticated" in text:
         return "the server needs a password: redis://:PASSWORD@HOST"
+    if "used memory > 'maxmemory'" in text:
+        return "it is full: its memory has reached maxmemory"
+    if "read only replica" in text:
+        return "it is a replica, which only its master can change"
     return text
 
 
