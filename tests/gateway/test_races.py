@@ -162,6 +162,10 @@ def test_soak() -> None:
                 else:  # what is computed while the cut is on its way, only the engine can tell
                     assert row["tokens_out"] <= computed, (row, computed)
             assert stats["prefills_for_gone"] == 0
-            booked = sum(v for k, v in metrics.items() if k.startswith("hangup_output_tokens_total"))
-            assert booked == sum(row["tokens_out"] for row in rows)
+            booked = {k: v for k, v in metrics.items() if k.startswith("hangup_output_tokens_total")}
+            # What was computed while the cuts were on their way may have been found in the engine's own count by now.
+            found = sum(v for k, v in booked.items() if 'result="zombie"' in k)
+            received = sum(row["tokens_out"] for row in rows)
+            assert sum(booked.values()) - found == received
+            assert found <= stats["tokens"] - received
             assert stats["aborted"] > 100, "of those who left, many were stopped for it"

@@ -132,8 +132,12 @@ class TestOneGateway:
             assert listed["total"] == listed["live"] == SLOTS and len(listed["calls"]) == 3
             ages = [row["age_s"] for row in listed["calls"]]
             assert ages == sorted(ages)
-            (backend,) = get_json(f"{gateway.admin_url}/api/backends")["backends"]
-            assert backend["in_flight"] == backend["limit"] == SLOTS
+
+            def figures() -> tuple[int, int]:
+                (backend,) = get_json(f"{gateway.admin_url}/api/backends")["backends"]
+                return backend["in_flight"], backend["limit"]
+
+            wait_until(lambda: figures() == (SLOTS, SLOTS), what="slots that are on their way to a worker to arrive")
             assert get_json(f"{gateway.admin_url}/api/overview")["live"] == SLOTS
             past = get_json(f"{gateway.admin_url}/api/history?seconds=600&by=tenant")
             assert past["length_s"] == 0 and past["bounds"] and isinstance(past["events"], list)
