@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 import stat
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,6 +20,7 @@ import trustme
 from hangup.cli.keys import digest_of
 from support.processes import Gateway, StandIn
 from support.raw import Client, ask
+from support.raw_engine import DONE, HEAD, LAST, chunk, event, raw_engine
 from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -59,6 +62,10 @@ BAD = {
     "nested": ("{backend}{new}x = " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
     "a number of 5000 digits": ("port = " + "9" * 5000 + "\n{backend}{new}", "not valid TOML"),
     "a host that is no ASCII": ('{backend}{new}[[backend]]\nurl = "http://höst:1"\n', "xn--"),
+    "a key in a home that nobody has": (
+        '{backend}{new}[[backend]]\nurl = "http://c:1"\napi_key_file = "~no-such-user/key"\n',
+        "nobody knows the home directory",
+    ),
     "one backend twice": ('{backend}{new}[[backend]]\nurl = "{url}/v1"\n', "configured twice"),
     "one name twice": ('{backend}{new}[[backend]]\nurl = "http://b"\n', "two backends named b"),
 }
@@ -97,6 +104,26 @@ class TestReload:
             assert row["needs_restart"] == ["ended_calls_max"]
             again = reload(gateway, "[limits]\nended_calls_max = 5\n# again\n" + backend(engine.url), "config_reloaded")
             assert again["needs_restart"] == ["ended_calls_max"], "it still needs a restart"
+
+
+def test_heartbeats_that_are_turned_off_end() -> None:
+    """Those of running calls as well: a pause of 0 s between them would fill the client's connection."""
+    prefill = threading.Event()
+
+    def script(sock: socket.socket, request: bytes) -> None:
+        prefill.wait(120)
+        sock.sendall(HEAD + chunk(event("a") + event("", '"stop"') + DONE) + LAST)
+
+    with raw_engine(script) as engine, Gateway(config="heartbeat_s = 0.05\n" + backend(engine.url)) as gateway:
+        with Client(gateway.address) as client:
+            client.chat(stream=True)
+            client.read_until(b": hangup\n\n")
+            reload(gateway, backend(engine.url), "config_reloaded")
+            for _ in range(10):  # the event loop turns meanwhile
+                gateway.ready()
+            prefill.set()
+            rest = client.read_until(b"[DONE]")
+        assert b'"content":"a"' in rest and rest.count(b": hangup") < 1000, "none since the reload"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -209,6 +236,8 @@ START = {
     "ca_file": (["--config", "{file}"], '[[backend]]\nurl = "https://c:1"\nca_file = "/nowhere"\n'),
     "log": (["--log", "/tmp", "--upstream", "http://127.0.0.1:9"], ""),
     "ledger": (["--ledger", "/proc/nowhere/ledger.sqlite", "--upstream", "http://127.0.0.1:9"], ""),
+    "ledger_in_a_home": (["--ledger", "~no-such-user/ledger.sqlite", "--upstream", "http://127.0.0.1:9"], ""),
+    "~no-such-user/jobs": (["--jobs", "~no-such-user/jobs", "--upstream", "http://127.0.0.1:9"], ""),
     "spawn": (["--spawn", "run 'it"], ""),
     "tenant": (["--config", "{file}"], '[[backend]]\nurl = "http://c:1"\n[[tenant]]\nname = "t"\n'),
     "cert": (["--tls-cert", "/nowhere", "--tls-key", "/nowhere", "--upstream", "http://127.0.0.1:9"], ""),

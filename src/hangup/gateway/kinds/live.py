@@ -103,11 +103,12 @@ class LiveCall(CallFlow):
             self.fault(error)
 
     def _send_heartbeat(self) -> None:
-        if self.call.first_token_at is not None:
+        every_s = self.ports.policy.settings.heartbeat_s  # 0: a reload has turned them off
+        if self.call.first_token_at is not None or not every_s:
             return
         if not self.call.answering_client:
             answers.begin_stream(self)
         if self._at_event_boundary():
             self.client.send(_HEARTBEAT)
             self.call.client_was_sent(time.monotonic())
-        self.heartbeat = self.ports.loop.call_later(self.ports.policy.settings.heartbeat_s, self._beat)
+        self.heartbeat = self.ports.loop.call_later(every_s, self._beat)
