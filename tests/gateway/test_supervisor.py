@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from hangup.gateway.admin.guard import Policy
 from hangup.gateway.workers import supervisor as supervisor_module
 from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.asgi import HOST
+from hangup.gateway.workers.settings import undrained
 from hangup.gateway.workers.supervisor import Supervisor
 from support.linux import proc
 from support.processes import Process, StandIn, descendants
@@ -119,6 +121,76 @@ def test_a_new_worker_drains_backends_of_any_name() -> None:
         (target,) = asked
         assert unquote(target) == "/api/backends/10.0.0.1:80/a b?c#d%41/drain"
         assert not set(target) & set("?# ") and "%2541" in target
+
+    asyncio.run(run())
+
+
+def test_a_backend_that_is_drained_while_a_worker_starts_is_drained_there() -> None:
+    """Or undrained, whichever an operator wanted last."""
+
+    async def run() -> None:
+        started, asked = Started(), list[tuple[str, str]]()
+        worker, drained = started.new(0), started.supervisor.drained_backends
+
+        async def ask(method: str, target: str, within_s: float) -> None:
+            asked.append((method, target.split("/")[3]))
+            if len(asked) == 1:
+                drained.remove("a")
+                drained.add("b")
+
+        worker.ask, worker.process = ask, SimpleNamespace(pid=1)
+        drained.add("a")
+        await started.supervisor._became_ready(worker)
+        assert asked == [("PUT", "a"), ("DELETE", "a"), ("PUT", "b")] and worker.ready
+
+    asyncio.run(run())
+
+
+def test_a_drain_is_known_before_the_workers_are_asked() -> None:
+    """One that starts meanwhile is not asked: it learns of the drain from the supervisor."""
+    drained: set[str] = set()
+    known: list[set[str]] = []
+
+    async def ask(method: str, target: str, within_s: float) -> tuple[int, str]:
+        known.append(set(drained))
+        return (404, '{"error":"there is no backend x"}') if "/x/" in target else (200, '{"backends":[]}')
+
+    whole: Any = SimpleNamespace(
+        answering_workers=lambda: [SimpleNamespace(ask=ask)], silent_slots=list, drained_backends=drained, fault=print
+    )
+    client = TestClient(make_whole_app(whole, Policy.of("", "", HOST)), f"http://{HOST}", headers={"x-hangup": "1"})
+    for method, name, status in (("PUT", "b", 200), ("PUT", "x", 404), ("PUT", "b", 200), ("DELETE", "b", 200)):
+        assert client.request(method, f"/api/backends/{name}/drain").status_code == status
+    assert known == [{"b"}, {"b", "x"}, {"b"}, set()] and drained == set()
+
+
+def test_a_reload_ends_the_drain_of_backends_that_it_replaces() -> None:
+    """In the workers it does; one that starts later must not drain them again."""
+    a, b, c = (BackendSettings(url=f"http://{name}:1", name=name) for name in "abc")
+    by_dns = BackendSettings(url="dns+http://pods:1")
+    heavier = replace(b, weight=2.0)
+    drained = {"a", "b", "10.0.0.1:1"}
+
+    def ended(old: tuple[BackendSettings, ...], new: tuple[BackendSettings, ...], **more: Any) -> set[str]:
+        return undrained(drained, Settings(backend=old), Settings(backend=new, **more))
+
+    assert ended((a, b, by_dns), (a, b, by_dns, c)) == set()
+    assert ended((a, b, by_dns), (a, heavier, by_dns)) == {"b"}
+    assert ended((a, b, by_dns), (b, by_dns)) == {"a"}
+    assert ended((a, b, by_dns), (a, b, replace(by_dns, weight=2.0))) == {"10.0.0.1:1"}
+    assert ended((a, replace(b, slots=4)), (a, replace(b, slots=4)), slots=9) == {"a"}
+
+
+def test_the_others_accept_for_a_worker_that_leaves_until_its_successor_is_ready() -> None:
+    async def run() -> None:
+        started = Started()
+        supervisor = started.supervisor
+        leaving, other = supervisor.by_slot[:] = started.new(0), started.new(1)
+        leaving.ready = other.ready = True
+        other.listen_on = lambda numbers: other.sent.append(sorted(numbers))
+        supervisor._handle(leaving, {"kind": "draining"})
+        assert other.sent == [[0, 1]]
+        await supervisor._tasks.close()
 
     asyncio.run(run())
 

@@ -261,6 +261,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_calls_are_stopped() -> None
 def test_a_stopped_worker_costs_no_call_and_is_replaced() -> None:
     with engine_and_gateway(worker_silence_s=8) as (_, gateway):
         victim = workers_of(gateway)[0]
+        before = gateway.metrics()
         os.kill(victim, signal.SIGSTOP)
         with contextlib.ExitStack() as stack:
             # About ten of them are in the stopped worker's queue.
@@ -268,6 +269,8 @@ def test_a_stopped_worker_costs_no_call_and_is_replaced() -> None:
             for client in clients:
                 client.chat(max_tokens=3)
             assert [client.read_answer().status for client in clients] == [200] * 20
+        without: dict[str, float] = wait_until(lambda: found if (found := gateway.metrics())["hangup_workers"] == 1 else {})
+        assert [name for name in before if name.endswith("_total") and without[name] < before[name]] == []
         wait_until(lambda: victim in [row["pid"] for row in events(gateway, "worker_hangs")])
         started(gateway, 3)
         assert victim not in workers_of(gateway) and gateway.ready() == 200

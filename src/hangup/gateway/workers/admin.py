@@ -52,6 +52,8 @@ class Whole(Protocol):
 
     def serving_workers(self) -> list[WorkerProcess]: ...
 
+    def silent_workers(self) -> list[WorkerProcess]: ...
+
     def leading_worker(self) -> WorkerProcess | None: ...
 
     def silent_slots(self) -> list[int]: ...
@@ -104,7 +106,9 @@ class WholeAdmin:
         return PlainTextResponse("\n".join([*lines, *sorted(more)]) + "\n", 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
+        # Counters never fall, or Prometheus would take that for a restart: what those had that ended, or are silent, stays.
         pages = [self.whole.retired_counters]
+        pages += [metrics.counters_of(worker.counted) for worker in self.whole.silent_workers()]
         workers = self.whole.answering_workers()
         for worker, answer in zip(
             workers, await asyncio.gather(*(w.ask("GET", "/metrics", _ASK_S) for w in workers)), strict=True
@@ -165,11 +169,14 @@ class WholeAdmin:
         return self.json({"backends": merge.backends([value["backends"] for value in values])})
 
     async def drain(self, request: Request) -> Response:
+        name, drained = request.path_params["name"], self.whole.drained_backends
+        is_new = request.method == "PUT" and name not in drained
+        (drained.add if request.method == "PUT" else drained.discard)(name)  # first: a worker may start while others are asked
         values = await self.ask_merged(request.method, _target(request))
         if isinstance(values, Response):
+            if is_new:  # no worker knows it
+                drained.discard(name)
             return values
-        name = request.path_params["name"]
-        (self.whole.drained_backends.add if request.method == "PUT" else self.whole.drained_backends.discard)(name)
         return self.json({"backends": merge.backends([value["backends"] for value in values])})
 
     async def report(self, request: Request) -> Response:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from hangup.config import Settings
+from hangup.config.check import default_name, is_discovered
 from hangup.config.load import Configuration
 from hangup.errors import ConfigError
 from hangup.gateway.server import jobs_path
@@ -44,3 +46,14 @@ def for_worker(configuration: Configuration, port: int, folder: Path) -> Configu
     jobs = settings.jobs if jobs_path(settings, port) != "" else str(folder / "jobs.sqlite")
     ledger = ledger_path(settings, folder)
     return dataclasses.replace(configuration, settings=dataclasses.replace(settings, jobs=jobs, ledger=ledger))
+
+
+def undrained(drained: Iterable[str], old: Settings, new: Settings) -> set[str]:
+    """Return which of these backends a reload replaces or removes in the workers, which ends their drain there."""
+    changed = set(old.backend) ^ set(new.backend)
+    if old.slots != new.slots:  # of all backends that name none
+        changed |= {backend for backend in new.backend if not backend.slots}
+    names = {backend.name or default_name(backend.url) for backend in changed}
+    kept = {backend.name or default_name(backend.url) for backend in new.backend} - names
+    found_by_dns = any(is_discovered(backend.url) for backend in changed)  # their names are those of addresses
+    return {name for name in drained if name in names or (found_by_dns and name not in kept)}

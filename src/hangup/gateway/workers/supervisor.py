@@ -34,7 +34,7 @@ from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.channel import Message, packed
 from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.server import SETTLE_S
-from hangup.gateway.workers.settings import check_for_workers, for_worker, ledger_path
+from hangup.gateway.workers.settings import check_for_workers, for_worker, ledger_path, undrained
 from hangup.tasks import TASKS, Tasks
 
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
@@ -119,6 +119,10 @@ class Supervisor:
         answering = self.answering_workers()
         return [worker for worker in self.by_slot if worker in answering and worker is not None and not worker.leaving]
 
+    def silent_workers(self) -> list[WorkerProcess]:
+        """Return the workers that do not answer, but are still there."""
+        return [worker for worker in self._all.values() if worker.ready and self._members.is_silent(worker.name)]
+
     def leading_worker(self) -> WorkerProcess | None:
         """Return the worker that judges the engines for all."""
         return self._all.get(self._members.leader or "")
@@ -202,11 +206,17 @@ class Supervisor:
             self._hub.note_stopping(message["term"], message["workers"])
         elif kind == "draining" and not worker.leaving and not self.draining:
             worker.leaving = True  # somebody asked it to: another takes its place at once
+            self._apply_changes()  # until that one is ready, the others accept from its socket
             self._tasks.start(self._replace(worker.slot))
 
     async def _became_ready(self, worker: WorkerProcess) -> None:
-        for backend in sorted(self.drained_backends):
-            await worker.ask("PUT", f"/api/backends/{quote(backend, safe='')}/drain", _END_S)
+        drained: set[str] = set()
+        while drained != self.drained_backends:  # an operator may drain another meanwhile
+            wanted = set(self.drained_backends)
+            for backend in sorted(wanted ^ drained):
+                method = "PUT" if backend in wanted else "DELETE"
+                await worker.ask(method, f"/api/backends/{quote(backend, safe='')}/drain", _END_S)
+            drained = wanted
         if worker.name in self._all:
             worker.ready = True
             self._hub.join(worker.name)
@@ -344,6 +354,7 @@ class Supervisor:
             write_stderr(f"hangup: the configuration was not reloaded:\n{error}")
             return
         self._shown.clear()
+        self.drained_backends -= undrained(self.drained_backends, self.configuration.settings, new.settings)
         self.configuration = new
         self._policy.token_sha256 = token
         for worker in self._all.values():
