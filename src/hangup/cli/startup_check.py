@@ -21,6 +21,7 @@ from hangup.config import BackendSettings, Settings
 from hangup.config.check import is_discovered
 from hangup.config.load import Configuration
 from hangup.config.locate import Path as Key
+from hangup.config.paths import expanded
 from hangup.config.schema import LISTS, scalar_fields
 from hangup.errors import ConfigError, HangupError
 from hangup.gateway import ports
@@ -109,7 +110,11 @@ def _not_writable(path: Path, *, make_folder: bool) -> str:
 
 
 def _store(name: str, newest: int) -> Iterator[str]:
-    path = Path(name).expanduser()
+    try:
+        path = expanded(name)
+    except OSError as error:
+        yield str(error)
+        return
     if problem := _not_writable(path, make_folder=True):
         yield problem
     elif path.exists() and path.stat().st_size:

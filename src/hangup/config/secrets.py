@@ -11,9 +11,9 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hangup.config.paths import expanded
 from hangup.config.secret import Secret
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ def _from_variable(setting: str, variable: str, env: Mapping[str, str], *, optio
 
 
 def _from_file(setting: str, name: str) -> str:
-    path = Path(name).expanduser()
     try:
-        with path.open("rb") as file:
+        with expanded(name).open("rb") as file:
             content = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise SecretProblem(setting, f"{setting}: cannot read {name}: {error.strerror or error}") from None

@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from hangup.config.load import Configuration
+from hangup.config.paths import expanded
 from hangup.tasks import TASKS
 
 _RETRY_S = 60.0  # after a reload that failed: its reason may pass, such as a key's file that comes later than its name
@@ -73,8 +73,8 @@ def _stamps(paths: list[str]) -> Stamps:
     found: Stamps = {}
     for path in paths:
         try:
-            file = Path(path).expanduser().stat()
-        except (OSError, RuntimeError):  # RuntimeError: nobody knows whose home it is
+            file = expanded(path).stat()
+        except OSError:
             continue
         found[path] = file.st_mtime_ns, file.st_size, file.st_ino
     return found

@@ -44,7 +44,7 @@ from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.stderr import write_stderr
 from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
-from hangup.gateway.store.postgresql import is_postgresql, without_password
+from hangup.gateway.store.postgresql import without_password
 from hangup.gateway.store.worker_thread import StoreDamaged, StoreFailed
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
@@ -392,17 +392,15 @@ def open_log(settings: Settings, *, shared: bool = False) -> Log:
 
 
 def jobs_path(settings: Settings, port: int) -> str | None:
-    """Return the path of the job store; "" for a store in memory, None for no store."""
+    """Return the path of the job store, perhaps with a ~; "" for a store in memory, None for no store."""
     if settings.jobs in ("none", "provider"):
         return None
-    if is_postgresql(settings.jobs):
-        return settings.jobs
     if settings.jobs != "auto":
-        return str(Path(settings.jobs).expanduser())
+        return settings.jobs
     if settings.port == 0:  # a random port, by which the next process could not find the store
         return ""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return str(Path(state).expanduser() / "hangup" / f"jobs-{port}.sqlite")
+    return str(Path(state) / "hangup" / f"jobs-{port}.sqlite")
 
 
 def _tracer(settings: Settings, log: Log) -> Tracer | None:

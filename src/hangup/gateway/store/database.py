@@ -10,8 +10,8 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 
+from hangup.config.paths import expanded
 from hangup.errors import HangupError
 from hangup.gateway.store.worker_thread import Outcomes, Piece, StoreDamaged, StoreFailed, StoreLocked, StoreThread
 
@@ -29,7 +29,8 @@ class Database(StoreThread):
 
     def __init__(self, path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.db = _open(path, migrations, wal_bytes_max)
-        self._path, self._identity = path, file_identity(path)
+        self._path = str(expanded(path)) if path else ""
+        self._identity = file_identity(self._path)
         super().__init__()
 
     def _close_connection(self) -> None:
@@ -106,9 +107,10 @@ def is_lock(error: Exception) -> bool:
 def _open(path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> sqlite3.Connection:
     try:
         if path:
-            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            Path(path).touch(mode=0o600)  # prompts and answers are private
-        db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
+            expanded(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            expanded(path).touch(mode=0o600)  # prompts and answers are private
+        target = expanded(path) if path else ":memory:"
+        db = sqlite3.connect(target, check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
         with closed_on_error(db):
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # new files only: lets freed pages return to the disk
             db.execute("PRAGMA journal_mode = WAL")

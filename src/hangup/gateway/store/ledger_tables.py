@@ -6,9 +6,9 @@ import contextlib
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Protocol
 
+from hangup.config.paths import expanded
 from hangup.core.account import Account
 from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.store.database import closed_on_error, file_identity, is_lock
@@ -76,9 +76,9 @@ class LedgerFile:
     where = "disk"
 
     def __init__(self, path: str, wal_bytes_max: int) -> None:
-        self.path = str(Path(path).expanduser()) if path else ""
         self._wal_bytes_max = wal_bytes_max
         self.db = open_file(path, wal_bytes_max, _OPEN_BUSY_S)
+        self.path = str(expanded(path)) if path else ""
         self._identity = file_identity(self.path)
 
     @contextlib.contextmanager
@@ -181,9 +181,9 @@ def open_file(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3
     """Open the file; wait up to `busy_s` for the lock of another process, and up to `_BUSY_S` for each later one."""
     try:
         if path:
-            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
-            Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
-        target = str(Path(path).expanduser()) if path else ":memory:"
+            expanded(path).parent.mkdir(parents=True, exist_ok=True)
+            expanded(path).touch(mode=0o600)  # usage and cost per tenant are private
+        target = str(expanded(path)) if path else ":memory:"
         db = sqlite3.connect(target, check_same_thread=False, timeout=busy_s)
         with closed_on_error(db):
             _prepare(db, path, wal_bytes_max)
