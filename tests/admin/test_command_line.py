@@ -142,6 +142,18 @@ def test_json_where_it_was_missing(engine: StandIn) -> None:
     assert {"vllm", "ollama"} <= {row["name"] for row in engines}
 
 
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    """The commands' modules take most of a second to load."""
+    listed = (
+        "import sys; from hangup.cli.main import make_parser; print(make_parser(load=False).format_help(), sorted(sys.modules))"
+    )
+    shown = subprocess.check_output([sys.executable, "-c", listed], text=True, timeout=60)
+    assert "hangup.gateway" not in shown and "starlette" not in shown and "hangup.cli.parser" in shown
+    env = {**os.environ, "COLUMNS": "80"}
+    assert make_parser(load=False).format_help() == make_parser().format_help()
+    assert "list the live calls" in subprocess.check_output([*HANGUP, "--help"], text=True, timeout=60, env=env)
+
+
 def test_help_is_short_and_help_all_is_whole() -> None:
     serve = make_parser("serve")
     short = subprocess.check_output([*HANGUP, "serve", "--help"], text=True, timeout=60)
@@ -174,16 +186,52 @@ def test_completion_knows_commands_options_values_and_ids(pair: tuple[Gateway, S
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_in_a_real_shell(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
+        assert os.environ.get("SHELL_TESTS") != "required", f"{shell} is not installed"
         pytest.skip(f"{shell} is not installed")
-    script = tmp_path / "completion"
+    script = tmp_path / "_hangup"  # the name by which zsh finds it
     script.write_text(subprocess.check_output([*HANGUP, "completion", shell], text=True, timeout=60))
     subprocess.run([shell, "-n", str(script)], check=True, timeout=60)
-    if shell != "bash":
-        return
-    ask = f"source {script}; COMP_WORDS=(hangup jobs c); COMP_CWORD=2; _hangup; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    out = subprocess.check_output(["bash", "-c", ask], text=True, env={**os.environ, "PATH": path}, timeout=60)
-    assert out == "cancel\n"
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HANGUP_ADMIN_URL": "http://127.0.0.1:9",
+    }
+    {"bash": _complete_in_bash, "zsh": _complete_in_zsh, "fish": _complete_in_fish}[shell](script, env)
+
+
+def _complete_in_bash(script: Path, env: dict[str, str]) -> None:
+    def replies(*words: str) -> list[str]:
+        typed = " ".join(f"'{word}'" for word in words)
+        ask = (
+            f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _hangup; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        )
+        return subprocess.check_output(["bash", "-c", ask], text=True, env=env, timeout=60).splitlines()
+
+    assert replies("hangup", "jobs", "c") == ["cancel"] and replies("hangup", "kill", "") == [""]
+    assert {"--tenant", "--watch"} <= set(replies("hangup", "ps", "--"))
+
+
+def _complete_in_fish(script: Path, env: dict[str, str]) -> None:
+    def replies(line: str) -> list[str]:
+        ask = f"source {script}; complete -C '{line}'"
+        shown = subprocess.check_output(["fish", "--no-config", "-c", ask], text=True, env=env, timeout=60)
+        return [row.partition("\t")[0] for row in shown.splitlines()]
+
+    assert replies("hangup jobs c") == ["cancel"] and replies("hangup kill ") == []
+    assert {"--tenant", "--watch"} <= set(replies("hangup ps --"))
+
+
+def _complete_in_zsh(script: Path, env: dict[str, str]) -> None:
+    """As the help says: the script is a file in `fpath`. Options are listed at the first Tab, and one that fits is inserted."""
+    with Terminal("-f", "-i", command=["zsh"], width=120, env={**env, "HOME": str(script.parent)}) as terminal:
+        terminal.type(f"fpath=({script.parent} $fpath); autoload -Uz compinit; compinit -u -D; PS1='%% '; echo rea''dy\n")
+        terminal.wait_for("ready")
+        terminal.type("hangup ps --\t")
+        terminal.wait_for("--tenant +-- only calls with this tenant")
+        terminal.type("\x15hangup kill \t")  # Ctrl-U; there is no gateway, so no id either, and no other command
+        terminal.type("\x15hangup jobs c\t")
+        terminal.wait_for("hangup jobs cancel")
+        assert "kill kill" not in terminal.text
 
 
 def test_the_version_is_quick() -> None:

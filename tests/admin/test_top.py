@@ -25,6 +25,7 @@ OVERVIEW: dict[str, Any] = {
     "live": 100,
     "waiting": 3,
     "tokens": {"delivered": 900, "wasted": 100},
+    "rates": {"busy": 0.5, "computed_per_s": 90.0, "received_per_s": 83.4},
     "backends": [{"zombies": ["z"]}],
     "jobs": {"total": 0},
     "alarms": [{"backend": "b", "signal": "exact"}],
@@ -62,6 +63,17 @@ def test_a_click_goes_where_it_points() -> None:
     assert click(TopState(), "\x1b[<0;15;2M", rows, tabs, 1).view == "backends"
     assert click(TopState(), "\x1b[<65;1;1M", rows, tabs, 1).selected == "b"
     assert click(TopState(confirming=("kill", "a")), "\x1b[<0;3;6M", rows, tabs, 1).action == ("", ""), "no kill by a click"
+
+
+def test_the_summary_has_what_fits() -> None:
+    def summary(width: int, **changes: Any) -> str:
+        return draw({**OVERVIEW, **changes}, [], TopState(), "", [], (width, 10), coloured=False).lines[0]
+
+    now = "hangup  ready, 100 live, 3 waiting, 83 tok/s"
+    assert summary(150) == f"{now}, engines 50% busy, since the start 900 tokens delivered, 100 wasted (10%)"
+    assert summary(80) == f"{now}, in all 900 tok, 100 wasted"
+    assert summary(len(now)).startswith(now[:-1]), "the rate is cut last"
+    assert "busy" not in summary(150, rates={"busy": None, "computed_per_s": None, "received_per_s": 0.0})
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.cli.demo_parts.crowd import HABITS, WHAT_THEY_DO, CrowdTally, DemoCrowd
-from hangup.cli.demo_parts.picture import PhaseResult, table, verdict
+from hangup.cli.demo_parts.picture import PhaseResult, Stuck, table, verdict
 from hangup.cli.demo_parts.wedge import wedged
 from hangup.terminal import cells
 from support.linux import proc
@@ -57,8 +57,11 @@ def test_a_stuck_engine_is_restarted_behind_hangup() -> None:
             arrivals = asyncio.ensure_future(crowd.run(120))
             try:
                 await side.start(0.0)
-                while not (await side.sample()).restarts:  # noqa: ASYNC110 - nothing tells
+                stuck = Stuck()
+                while not stuck.restarts:
                     await asyncio.sleep(0.2)
+                    stuck = (await side.sample()).stuck or stuck
+                assert stuck.seconds >= 1 and stuck.drafted > 100 and stuck.cancels > 0, "it drafted on, and read no cancel"
                 before = crowd.tally.completed
                 while crowd.tally.completed < before + 3:  # noqa: ASYNC110
                     await asyncio.sleep(0.2)
@@ -101,6 +104,12 @@ def test_stopped_early_it_says_so() -> None:
         terminal.wait_for("stopped before the end")
 
 
+def test_a_client_that_gave_up_did_not_get_its_first_token_then() -> None:
+    tally = CrowdTally(first_token_s=[0.1, 0.2, 3.0], gave_up_s=[8.0])
+    assert (tally.first_token_words(0.5), tally.first_token_words(0.99)) == ("3.00 s", "> 8.00 s")
+    assert CrowdTally().first_token_words(0.5) == "-"
+
+
 def result(requests: int, completed: int = 0, tokens: int = 0) -> PhaseResult:
     tally = CrowdTally(requests=requests, completed=completed, tokens=tokens)
     return PhaseResult("with hangup", 5.0, 24.0, tally, 1000.0, 4.0)
@@ -118,7 +127,7 @@ def test_the_verdict_claims_no_more_than_the_figures() -> None:
     assert verdict(few, many).startswith(said)
     assert verdict(many, few).startswith("This run shows no gain in answers (10 instead of 30)")
     assert "cannot be compared; the engine computed 5%" in verdict(replace(few, computed=400.0), many), "on a busy machine"
-    stuck = replace(few, stuck_s=20.0), replace(many, stuck_s=4.0, restarts=1)
+    stuck = replace(few, stuck=Stuck(20.0)), replace(many, stuck=Stuck(4.0, restarts=1))
     assert "hangup restarted it after 4 s" in verdict(*stuck)
     assert "too short for a verdict" in verdict(*reversed(stuck))
     assert "×" not in verdict(result(requests=5), few), "nothing is infinitely better"

@@ -13,6 +13,7 @@ import pytest
 from chaos.client import talk
 from hangup.cli.main import main
 from hangup.fake_engine.engine import EXTRA_USAGE_TOKENS, Behaviour, FakeEngine, FakeWork
+from hangup.fake_engine.profiles import PROFILES
 from support.processes import StandIn, post_json
 from support.waiting import soon, wait_until
 
@@ -44,6 +45,41 @@ def test_slots_are_given_in_order_and_a_wanted_one_is_waited_for() -> None:
     fake.running.remove(pinned)
     fake._schedule()
     assert blocked.slot == 2 and not fake.waiting
+
+
+def test_an_engine_that_speculates_gets_stuck_in_its_draft_loop() -> None:
+    asyncio.run(_gets_stuck_in_its_draft_loop())
+
+
+async def _gets_stuck_in_its_draft_loop() -> None:
+    """A step drafts four tokens and accepts half of them. A hang-up during an answer is never read; the drafts go on."""
+    fake = engine(slots=2, draft=4, prefill_s=0, wedge=True)
+    answering, waiting = work(), work()
+    answering.length = 100
+    fake.submit(answering)
+    fake.step()
+    assert (answering.computed, fake.counters.tokens, fake.counters.drafted) == (3, 3, 4)
+    fake.submit(waiting)
+    fake.client_gone(waiting)
+    assert waiting.ended and not fake.wedged, "nothing is drafted for a call that waits"
+    fake.client_gone(answering)
+    assert fake.wedged and not answering.ended
+    fake.abort("id")
+    fake.step()
+    assert (answering.computed, fake.counters.drafted, fake.counters.cancels_unread) == (3, 8, 2)
+
+
+def test_a_llama_server_in_its_draft_loop_is_healthy_and_tells_nothing() -> None:
+    asyncio.run(_is_healthy_and_tells_nothing())
+
+
+async def _is_healthy_and_tells_nothing() -> None:
+    profile, fake = PROFILES["llamacpp"], engine(draft=4)
+    page = profile.page("/slots", fake)
+    assert page is not None and json.loads(page[2])[0]["speculative"] is True
+    assert profile.answers("/slots", fake)
+    fake.wedged = True
+    assert not profile.answers("/slots", fake) and not profile.answers("/metrics", fake) and profile.answers("/props", fake)
 
 
 @pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, None), (3.0, "3")])

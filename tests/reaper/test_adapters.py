@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from hangup.cli.main import main
 from hangup.gateway.backends.adapters import ADAPTERS, Seen, recognise
-from support.processes import Gateway, StandIn
+from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client, ask
 from support.waiting import wait_until
 
@@ -173,6 +175,37 @@ def test_the_doctor_tells_what_it_found(name: str, capsys: pytest.CaptureFixture
         assert ADAPTERS[name].title in output
         assert ("0 running" in output) == (name in VERIFIED)
         assert all(row["method"] == "GET" for row in engine.seen())
+
+
+def test_the_doctor_takes_nothing_else_for_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither any web server, nor a gateway, nor a gateway's admin port."""
+
+    class Any404(BaseHTTPRequestHandler):
+        status = 404
+
+        def do_GET(self) -> None:
+            self.send_response(self.status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Any404) as server, gateway_and_engine() as (gateway, engine):
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        for other, why in (
+            (url, "GET /v1/models returned status 404"),
+            (gateway.admin_url, "no LLM engine that hangup recognises"),
+            (gateway.url, "it is a hangup gateway, not an engine"),
+        ):
+            assert main(["doctor", other]) == 1
+            assert why in capsys.readouterr().err
+        assert main(["doctor", url, "--engine", "openai"]) == 0, "whoever names it knows better"
+        Any404.status = 401
+        assert main(["doctor", url]) == 1
+        assert "it requires an API key" in capsys.readouterr().err
+        assert main(["doctor", engine.url]) == 0
+        server.shutdown()
 
 
 def test_the_doctor_of_a_dead_address_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import termios
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from support.processes import HANGUP
@@ -23,7 +24,14 @@ _CONTROL = re.compile(rb"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[=>]|\x1b\][^\x07]*\x07"
 class Terminal:
     """A command at a terminal of `width` × `height`; it is ended when the `with` block ends."""
 
-    def __init__(self, *arguments: str, width: int = 80, height: int = 24, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        width: int = 80,
+        height: int = 24,
+        env: dict[str, str] | None = None,
+        command: Sequence[str] = HANGUP,
+    ) -> None:
         self.width, self.height = width, height
         self.output = b""
         self._leader, follower = pty.openpty()
@@ -34,7 +42,7 @@ class Terminal:
             if not k.startswith("HANGUP_") and k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
         }
         self.popen = subprocess.Popen(
-            [*HANGUP, *arguments],
+            [*command, *arguments],
             stdin=follower,
             stdout=follower,
             stderr=follower,

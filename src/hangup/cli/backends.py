@@ -20,17 +20,12 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    listing = commands.add_parser(
-        "backends", help="list the backends", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    listing = commands.add_parser("backends", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     watch.add_flag(listing)
     client.add_flags(listing)
     listing.set_defaults(run=run_list)
-    for name, method, help in (
-        ("drain", "PUT", "stop sending new calls to a backend"),
-        ("undrain", "DELETE", "send calls to a drained backend again"),
-    ):
-        parser = commands.add_parser(name, help=help, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, method in (("drain", "PUT"), ("undrain", "DELETE")):
+        parser = commands.add_parser(name, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("backend", metavar="BACKEND", help="name of a backend, as `hangup backends` shows it")
         client.add_flags(parser)
         parser.set_defaults(run=run_drain, method=method)

@@ -16,6 +16,7 @@ from hangup.errors import HangupError
 from hangup.no_redirects import open_url
 
 DEFAULT_URL = "http://127.0.0.1:8081"
+_IDS_SHOWN = 5
 TOKEN_VARIABLE = "HANGUP_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
 TIMEOUT_S = 10.0  # for an answer from the admin port
 
@@ -61,8 +62,8 @@ class Admin:
         except (OSError, ValueError) as error:
             cause = getattr(error, "reason", error)
             raise HangupError(
-                f"cannot reach the gateway at {self.url}: {cause}\n"
-                "  hint: start one with `hangup serve`, or pass its admin URL with --admin"
+                f"cannot reach the gateway at {self.url}: {getattr(cause, 'strerror', None) or cause}\n"
+                "  hint: start one with `hangup serve`, or give its admin URL with --admin or HANGUP_ADMIN_URL"
             ) from None
 
     def find_call(self, given: str, *, live: bool = False) -> str:
@@ -71,7 +72,7 @@ class Admin:
         if given in found or not found or (live and given in self._ids(given, False)):  # has just ended
             return given
         if len(found) > 1:
-            raise HangupError(f"{given} is the beginning of several ids: {', '.join(found)}")
+            raise HangupError(_several(given, found))
         return found[0]
 
     def _ids(self, given: str, live: bool) -> list[str]:
@@ -87,7 +88,7 @@ class Admin:
         if given in found or not found:
             return given
         if len(found) > 1:
-            raise HangupError(f"{given} is the beginning of several ids: {', '.join(found[:5])}")
+            raise HangupError(_several(given, found))
         return str(found[0])
 
     def find_backend(self, given: str) -> str:
@@ -96,6 +97,11 @@ class Admin:
         if given in names:
             return given
         raise NotFound(f"there is no backend {given}\n  hint: {did_you_mean(given, names) or 'backends: ' + ', '.join(names)}")
+
+
+def _several(given: str, ids: list[str]) -> str:
+    more = f" and {len(ids) - _IDS_SHOWN} more" if len(ids) > _IDS_SHOWN else ""
+    return f"{given} is the beginning of several ids: {', '.join(ids[:_IDS_SHOWN])}{more}"
 
 
 def _not_empty(given: str) -> str:

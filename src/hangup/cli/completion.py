@@ -24,16 +24,16 @@ _ZSH = """\
 _hangup() {
     local -a found
     local word
-    for word in ${(f)"$(hangup completion words -- ${words[2,CURRENT]} 2>/dev/null)"}; do
+    for word in ${(f)"$(hangup completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)"}; do
         found+=("${${word%%$'\\t'*}//:/\\\\:}:${word#*$'\\t'}")
     done
     if (( ${#found} )); then _describe hangup found; else _files; fi
 }
-compdef _hangup hangup
+if [[ $funcstack[1] == _hangup ]]; then _hangup; else compdef _hangup hangup; fi
 """
 _FISH = """\
 complete -c hangup -f -a "(hangup completion words -- (commandline -opc)[2..] (commandline -ct) 2>/dev/null)"
-complete -c hangup -n "__fish_seen_subcommand_from lint config init" -F
+complete -c hangup -n "__fish_seen_subcommand_from serve lint config init submit simulate" -F
 """
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 _EXAMPLES = """\
@@ -49,7 +49,6 @@ _ASK_S = 1.0  # a shell waits for it
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "completion",
-        help="print a script for tab completion in bash, zsh or fish",
         description="Prints a script by which the shell completes commands, options, values, and ids of live calls.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -74,7 +73,7 @@ def candidates(words: list[str]) -> Iterator[tuple[str, str]]:
 
     *before, last = words or [""]
     if not before:
-        yield from ((name, "") for name in COMMANDS if name.startswith(last))
+        yield from ((name, summary) for name, (_, summary) in COMMANDS.items() if name.startswith(last))
         return
     if before[0] not in COMMANDS:
         return

@@ -23,7 +23,7 @@ from hangup.gateway.store.postgresql import is_postgresql, without_password
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("config", help="check or show the configuration; print an example or a schema")
+    parser = commands.add_parser("config")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",

@@ -9,7 +9,8 @@ import shutil
 import signal
 import socket
 import sys
-from typing import Any
+import textwrap
+from typing import Any, TextIO
 
 import uvloop
 
@@ -21,10 +22,11 @@ from hangup.errors import HangupError
 from hangup.terminal import is_coloured, paint
 
 _FOREVER_S = 86_400.0
+_SPECULATIVE = "a fake llama-server with speculative decoding that gets stuck in its draft loop at a hang-up"
 _EXAMPLES = """\
 examples:
   hangup demo
-  hangup demo --wedge                the engine gets stuck when a client hangs up
+  hangup demo --wedge                an engine with speculative decoding gets stuck when a client hangs up
   hangup demo --seconds 60 --slots 8
 """
 
@@ -32,13 +34,16 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
-        help="compare a plain proxy with hangup under clients that hang up; takes one minute",
         description="Simulated clients that hang up, time out, refresh and retry, on the embedded engine: first behind a plain "
         "proxy, then behind hangup, at the same load. Tokens and engine time are the engine's own counters.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--wedge", action="store_true", help="the engine (a fake one) gets stuck at a hang-up, once per side")
+    parser.add_argument(
+        "--wedge",
+        action="store_true",
+        help="a fake llama-server with speculative decoding gets stuck in its draft loop at a hang-up, once per side",
+    )
     parser.add_argument("--seconds", type=float, default=24.0, help="duration of each side (default: 24)")
     parser.add_argument("--slots", type=int, default=4, help="engine slots (default: 4)")
     parser.add_argument("--seed", type=int, default=1, help="random seed of the clients (default: 1)")
@@ -93,15 +98,15 @@ class _DemoScreen:
         self._results: list[PhaseResult] = []
 
     def begin(self, *, wedge: bool) -> None:
-        engine = "a fake engine that gets stuck at a hang-up" if wedge else "a small model on this machine"
         self._say(WHAT_THEY_DO)
-        self._say(f"The engine is {engine}. First a plain proxy is in front of it, then hangup.")
+        self._say(f"The engine is {_SPECULATIVE if wedge else 'a small model on this machine'}.")
+        self._say("First a plain proxy is in front of it, then hangup.")
         self._say(f"The dashboard is at http://127.0.0.1:{self.admin_port}/ in the second half.")
         if not wedge:
             self._say("Measuring how fast the engine is …")
 
     def _say(self, text: str) -> None:
-        print(f"hangup: {text}", file=sys.stderr, flush=True)
+        print(_wrapped(f"hangup: {text}", sys.stderr), file=sys.stderr, flush=True)
 
     def draw(self, results: list[PhaseResult]) -> None:
         self._results = results
@@ -118,7 +123,7 @@ class _DemoScreen:
         self.finished = True
         width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 80
         print("\n".join(table(results, width)))
-        print("\n" + paint(verdict(*results), "bold", is_coloured(sys.stdout)), flush=True)
+        print("\n" + paint(_wrapped(verdict(*results), sys.stdout), "bold", is_coloured(sys.stdout)), flush=True)
 
     async def stay(self, results: list[PhaseResult], crowd: DemoCrowd) -> None:
         """Keep the dashboard and the clients until Ctrl-C."""
@@ -128,7 +133,9 @@ class _DemoScreen:
 
     def stopped(self) -> None:
         """Say what is known when somebody stops the demo."""
+        print(file=sys.stderr)  # after the terminal's ^C
         if self.finished:
+            self._say("the demo is over")
             return
         self._clear()
         if self._results:
@@ -139,3 +146,9 @@ class _DemoScreen:
         if self._lines:
             print(f"\x1b[{self._lines}F\x1b[J", end="", file=sys.stderr, flush=True)
             self._lines = 0
+
+
+def _wrapped(text: str, output: TextIO) -> str:
+    """Return the text in lines that fit, broken between words; as one line where no terminal has a width."""
+    width = max(20, shutil.get_terminal_size().columns - 1)
+    return textwrap.fill(text, width, break_on_hyphens=False) if output.isatty() else text

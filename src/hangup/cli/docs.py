@@ -32,7 +32,6 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "docs",
-        help="show the documentation",
         description="Shows the documentation that belongs to this version. It needs no network and no checkout.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -14,9 +14,10 @@ from hangup.cli.table import printable
 from hangup.config import BackendLimits, BackendSettings, LimitSettings, secrets
 from hangup.config.load import url_problem
 from hangup.core.reaper import EngineStatus
-from hangup.errors import HangupError
-from hangup.gateway.backends.adapters import ADAPTERS, AUTO
+from hangup.errors import EngineFault, HangupError
+from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC
 from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.health import ask_models, check, learn, see
 from hangup.terminal import is_coloured, paint
 
@@ -31,7 +32,6 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="inspect a running engine: what it is and how well hangup can protect it",
         description="Inspects a running engine with GET requests only and shows how hangup can stop and verify its work.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,7 +61,8 @@ async def _examine(settings: BackendSettings, limits: BackendLimits, *, as_json:
     try:
         fault = await ask_what_it_is(backend)
         if fault is not None:
-            raise HangupError(f"{settings.url}: {fault}")
+            hint = "\n  hint: if it is an engine, name its kind with --engine" if backend.facts_known else ""
+            raise HangupError(f"{settings.url}: {fault}{hint}")
         status = None
         if backend.adapter.status_path:
             answer = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
@@ -77,14 +78,37 @@ async def _examine(settings: BackendSettings, limits: BackendLimits, *, as_json:
 
 
 async def ask_what_it_is(backend: Backend) -> str | None:
-    """Ask an engine for its kind, its capacity and its models; return why that is not possible, or None."""
+    """Ask an engine for its kind, its capacity and its models; return why that is not possible, or why it is no engine, or
+    None."""
     fault = await check(backend)
     if fault is not None:
         return fault
+    try:
+        if await _is_gateway(backend):
+            return "it is a hangup gateway, not an engine"
+    except EngineFault as error:
+        return error.detail
     while not backend.facts_known:  # a busy engine may leave a question unanswered; it is asked a few times at most
         await learn(backend, backend.limits.health_timeout_s)
     await ask_models(backend)
+    if backend.settings.engine == AUTO and backend.adapter is GENERIC and not backend.model_rows:
+        return await _why_no_engine(backend)
     return None
+
+
+async def _is_gateway(backend: Backend) -> bool:
+    """Return whether this is hangup itself, which lists the models of its engines as if they were its own."""
+    answer = await fetch(backend, "GET", "/hangup-doctor", timeout_s=backend.limits.health_timeout_s)
+    return b"x-hangup-reason" in answer.head.fields
+
+
+async def _why_no_engine(backend: Backend) -> str:
+    """Say why something that answers, and is of no kind that hangup knows, is probably no engine: it lists no models."""
+    status = (await see(backend, "/v1/models", backend.limits.health_timeout_s)).status
+    if status in (401, 403):
+        return f"it requires an API key (GET /v1/models returned status {status}); use --api-key-env"
+    answered = f"returned status {status}" if status and status != 200 else "returned no list of models"
+    return f"this is no LLM engine that hangup recognises: GET /v1/models {answered}"
 
 
 def _facts(backend: Backend, status: EngineStatus | None) -> dict[str, Any]:

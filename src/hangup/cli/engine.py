@@ -31,7 +31,6 @@ while it runs:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "engine",
-        help="run the embedded engine on its own",
         description="Runs a small real engine that drops cancelled calls before the next forward pass (`hangup docs engine`).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -15,7 +15,6 @@ HEAD = ("name", "engine", "stopped by", "verified by", "zombie after")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "engines",
-        help="list the supported engines",
         description="Lists the supported engines, how hangup stops their work and how it verifies that they stopped.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")

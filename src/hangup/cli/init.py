@@ -13,13 +13,11 @@ from urllib.parse import urlsplit
 
 from hangup.cli.doctor import ask_what_it_is
 from hangup.cli.litellm import taken_over
-from hangup.config import BackendLimits, BackendSettings, LimitSettings
+from hangup.config import BackendSettings, LimitSettings
 from hangup.config.load import load, url_problem
 from hangup.config.toml_text import written
-from hangup.errors import EngineFault, HangupError
-from hangup.gateway.backends.adapters import GENERIC
+from hangup.errors import HangupError
 from hangup.gateway.backends.backend import Backend
-from hangup.gateway.backends.fetch import fetch
 
 # Where engines listen unless they are told otherwise.
 KNOWN_PORTS = {
@@ -67,7 +65,6 @@ class Draft:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "init",
-        help="write a configuration file for the engine that runs here",
         description="Writes a configuration file. Asks engines with GET requests only.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -148,26 +145,14 @@ async def _examined(url: str) -> tuple[dict[str, Any] | None, str]:
     limits = LimitSettings(connect_s=0.5) if "127.0.0.1" in url else LimitSettings()
     backend = Backend(settings, limits, asyncio.get_running_loop())
     try:
-        if await _is_gateway(backend, limits):
-            return None, "it is a hangup gateway already"
         fault = await ask_what_it_is(backend)
-    except EngineFault as error:
-        return None, error.detail
     finally:
         backend.pool.close()
     if fault is not None:
         return None, fault
-    if backend.adapter is GENERIC and not backend.model_rows:
-        return None, "it lists no models (/v1/models)"
     names = [row["id"] for row in backend.model_rows or []]
     more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
     models = f" with {', '.join(names[:_MODELS_SHOWN])}{more}" if names else ""
     title = f"{backend.adapter.title} {backend.facts.version}".rstrip()
     hints = "".join(f"\n{hint[:1].upper()}{hint[1:]}." for hint in backend.facts.hints)
     return {"url": url, "engine": backend.adapter.name}, f"{title}{models}{hints}"
-
-
-async def _is_gateway(backend: Backend, limits: BackendLimits) -> bool:
-    """Return whether this is hangup itself, which lists the models of its engines as if they were its own."""
-    answer = await fetch(backend, "GET", "/hangup-init", timeout_s=limits.health_timeout_s)
-    return b"x-hangup-reason" in answer.head.fields

@@ -25,7 +25,6 @@ _ENDED = ("completed", "failed", "cancelled", "expired")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "jobs",
-        help="list, show, cancel and submit batches, background responses and asynchronous calls",
         description="Manages jobs: work that may outlive its connection, but not its owner.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("key", help="create API keys for tenants")
+    parser = commands.add_parser("key")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     new = actions.add_parser("new", help="create a key and its digest; hangup does not store the key")
     new.add_argument("--json", action="store_true", help="as JSON")
@@ -27,7 +27,8 @@ def run_new(arguments: argparse.Namespace) -> int:
         return 0
     print(f"key          {key}")
     print(f"key_sha256   {digest_of(key)}")
-    print("Give the key to the client, and set the tenant's key_sha256 to the digest.", file=sys.stderr)
+    hint = f'Give the key to the client, and its tenant the digest: key_sha256 = ["{digest_of(key)}"]'
+    print(hint, file=sys.stderr)
     return 0
 
 

@@ -40,7 +40,6 @@ _ORPHANS = {
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "kill",
-        help="stop calls, also in the engine, and verify",
         description="Stops calls by id or by filter. Their clients get an error. hangup stops the engines' work and\n"
         "verifies it. The exit status is 1 if an id is not live, or if an engine is known to be still working on a call.",
         epilog=_EXAMPLES,

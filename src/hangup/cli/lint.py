@@ -33,7 +33,6 @@ Exit status: 0 no findings, 1 findings, 2 error. Rules: `hangup docs lint`.
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "lint",
-        help="find inference in Python code that outlives its client",
         description="Reads Python source without importing it and finds inference that outlives its client.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

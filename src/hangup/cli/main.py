@@ -8,7 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from hangup import __version__
 from hangup.errors import ConfigError, HangupError
@@ -16,34 +17,36 @@ from hangup.errors import ConfigError, HangupError
 if TYPE_CHECKING:
     from hangup.cli.parser import CliParser
 
-# The module of each command. Only the module of the given command is loaded, so that `hangup ps` need not load the gateway.
+# The module of each command, and what it does. Only the module of the given command is loaded, so that `hangup ps` need not
+# load the gateway, and none for `hangup --help`.
 COMMANDS = {
-    "serve": "serve",
-    "ps": "ps",
-    "top": "top",
-    "kill": "kill",
-    "trace": "trace",
-    "backends": "backends",
-    "drain": "backends",
-    "undrain": "backends",
-    "jobs": "jobs",
-    "report": "report",
-    "engine": "engine",
-    "demo": "demo",
-    "simulate": "simulate",
-    "lint": "lint",
-    "probe": "probe",
-    "init": "init",
-    "config": "configs",
-    "engines": "engines",
-    "doctor": "doctor",
-    "docs": "docs",
-    "key": "keys",
-    "standin": "standin",
-    "completion": "completion",
+    "serve": ("serve", "run the gateway"),
+    "ps": ("ps", "list the live calls"),
+    "top": ("top", "show calls, backends, zombies, queue, jobs and tenants, refreshed every second"),
+    "kill": ("kill", "stop calls, also in the engine, and verify"),
+    "trace": ("trace", "show the timeline of one call"),
+    "backends": ("backends", "list the backends"),
+    "drain": ("backends", "stop sending new calls to a backend"),
+    "undrain": ("backends", "send calls to a drained backend again"),
+    "jobs": ("jobs", "list, show, cancel and submit batches, background responses and asynchronous calls"),
+    "report": ("report", "show where every token went, and what it cost"),
+    "engine": ("engine", "run the embedded engine on its own"),
+    "demo": ("demo", "compare a plain proxy with hangup under clients that hang up; takes one minute"),
+    "simulate": ("simulate", "simulate a configuration under load, in virtual time"),
+    "lint": ("lint", "find inference in Python code that outlives its client"),
+    "probe": ("probe", "find out whether an endpoint stops computing when its clients hang up"),
+    "init": ("init", "write a configuration file for the engine that runs here"),
+    "config": ("configs", "check or show the configuration; print an example or a schema"),
+    "engines": ("engines", "list the supported engines"),
+    "doctor": ("doctor", "inspect a running engine: what it is and how well hangup can protect it"),
+    "docs": ("docs", "show the documentation"),
+    "key": ("keys", "create API keys for tenants"),
+    "standin": ("standin", "run a fake engine for tests: fixed speed, many APIs, faults on demand, exact counters"),
+    "completion": ("completion", "print a script for tab completion in bash, zsh or fish"),
 }
 
 _EXTRA = "pip install 'hangup[gateway]'"
+_PACKAGES = ("dns", "httptools", "numpy", "orjson", "prometheus_client", "starlette", "uvicorn", "uvloop")  # of that extra
 
 _EXAMPLES = """\
 examples:
@@ -70,8 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = did_you_mean(given[0], COMMANDS) or f"commands: {', '.join(COMMANDS)}"
         print(f"hangup: unknown command {_readable(given[0])!r}\n  hint: {hint}", file=sys.stderr)
         return 2
-    parser = make_parser(given[0] if given and given[0] in COMMANDS else None)
-    arguments = parser.parse_args(given)
+    command = given[0] if given and given[0] in COMMANDS else None
+    is_listed = command is None and all(map(find_spec, _PACKAGES))  # else the list says what is not installed
+    parser = make_parser(command, load=not is_listed)
+    asks_words = given[:3] == ["completion", "words", "--"]
+    arguments = parser.parse_args(given[:2] if asks_words else given)
+    if asks_words:
+        arguments.words = given[3:]  # the parser would drop a -- that somebody wants to complete
     if not hasattr(arguments, "run"):
         parser.print_help()
         return 2
@@ -110,8 +118,8 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
-def make_parser(command: str | None = None) -> CliParser:
-    """Return the parser of all commands, or of one."""
+def make_parser(command: str | None = None, *, load: bool = True) -> CliParser:
+    """Return the parser of all commands, or of one; without `load`, it only lists them."""
     from hangup.cli.parser import CliParser  # noqa: PLC0415 - `hangup --version` need not load it
 
     parser = CliParser(
@@ -121,10 +129,19 @@ def make_parser(command: str | None = None) -> CliParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in dict.fromkeys(COMMANDS.values() if command is None else [COMMANDS[command]]):
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", action=_Commands)
+    if not load:
+        for name in COMMANDS:
+            commands.add_parser(name)
+        return parser
+    for module in dict.fromkeys(module for name, (module, _) in COMMANDS.items() if command in (None, name)):
         _add_parser(module, commands)
     return parser
+
+
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg] # noqa: SLF001 - the class behind add_subparsers
+    def add_parser(self, name: str, **options: Any) -> Any:
+        return super().add_parser(name, **{"help": COMMANDS[name][1], **options})
 
 
 def _add_parser(module: str, commands: argparse._SubParsersAction[CliParser]) -> None:
@@ -134,7 +151,7 @@ def _add_parser(module: str, commands: argparse._SubParsersAction[CliParser]) ->
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "hangup":
             raise
-        for name in (name for name, home in COMMANDS.items() if home == module):
+        for name in (name for name, (home, _) in COMMANDS.items() if home == module):
             # The command's flags are unknown. The stub accepts anything, so that the error names the package, not a flag.
             stub = commands.add_parser(name, help=f"(not installed: {_EXTRA})", add_help=False, prefix_chars="\0")
             stub.add_argument("anything", nargs="*")

@@ -33,7 +33,6 @@ _VERDICTS = ("broke", "never", "partly", "late", "untold")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "probe",
-        help="find out whether an endpoint stops computing when its clients hang up",
         description="Plays clients that hang up, in every phase of a call, against an engine, a gateway or a chain of them. It "
         "says for each whether the engine stopped, when, and how many tokens it computed for nobody.",
         epilog=_EXAMPLES,

@@ -26,16 +26,16 @@ COLUMNS = (
     Column("TENANT", least=6, rank=5),
     Column("CLIENT", least=9, rank=9),
     Column("MODEL", least=8, rank=6),
-    Column("BACKEND", least=9, rank=8),
+    Column("BACKEND", least=8, rank=7),
     Column("SLOT", right=True, rank=11),
     Column("PHASE", style=_PHASES),
     Column("AGE", right=True),
     Column("IN", right=True, rank=10),
     Column("OUT", right=True),
     Column("TOK/S", right=True, rank=3),
-    Column("IDLE", right=True, rank=7),
+    Column("IDLE", right=True, rank=8),
     Column("DEADLINE", right=True, rank=9),
-    Column("WAITING FOR", least=11, rank=1),
+    Column("WAITS FOR", least=9, rank=1),
 )
 
 
@@ -53,9 +53,7 @@ def filters(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "ps", help="list the live calls", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = commands.add_parser("ps", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_filters(parser)
     parser.add_argument(
         "--sort",
@@ -114,7 +112,7 @@ def rows(calls: list[dict[str, Any]], *, short: bool) -> list[list[str]]:
             cell_text(call["tokens_per_s"]),
             _span(call["idle_s"]),
             _span(call["deadline_left_s"]),
-            cell_text(call["waits_for"]),
+            cell_text(call["waits_for"].removeprefix("the ").removeprefix("a ")),
         ]
         for id, call in zip(ids, calls, strict=True)
     ]

@@ -38,7 +38,6 @@ _RANKS = {"tokens_estimated": 9, "engine_wasted_s": 7, "money_saved": 8, "money_
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
-        help="show where every token went, and what it cost",
         description="Sums up the ledger. SAVED is an estimate (~), from the usual length of such answers. ESTIMATED is\n"
         "the part of WASTED that several zombies computed together: their shares are estimates.",
         epilog=_EXAMPLES,
@@ -78,8 +77,8 @@ def lines(report: dict[str, Any]) -> list[str]:
             for name, key in shown.items()
         ),
     ]
-    cells = [[str(row[by]) or "-", *(_cell(row[key]) for key in shown.values())] for row in report["rows"]]
-    cells.append(["total", *(_cell(total[key]) for key in shown.values())])
+    cells = [[str(row[by]) or "-", *(_cell(key, row[key]) for key in shown.values())] for row in report["rows"]]
+    cells.append(["total", *(_cell(key, total[key]) for key in shown.values())])
     text = for_stdout(columns, cells)
     if report["engines"]:
         names = {
@@ -89,10 +88,11 @@ def lines(report: dict[str, Any]) -> list[str]:
             "LIVE": "live",
             "DIFFERENCE": "difference",
         }
-        engines = [[name, *(_cell(row[key]) for key in names.values())] for name, row in report["engines"].items()]
+        engines = [[name, *(_cell(key, row[key]) for key in names.values())] for name, row in report["engines"].items()]
         text += ["", *for_stdout([Column("ENGINE", least=8), *(Column(name, right=True) for name in names)], engines)]
     return text
 
 
-def _cell(value: float) -> str:
-    return count(value) if isinstance(value, int) else f"{value:,.4f}"
+def _cell(key: str, value: float) -> str:
+    """Return a count, a sum of money, or seconds, as exactly as people read them; --csv and --json have all digits."""
+    return count(value) if isinstance(value, int) else f"{value:,.4f}" if key.startswith("money") else f"{value:,.1f}"

@@ -45,7 +45,6 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
-        help="run the gateway",
         description="Runs the gateway until SIGTERM or Ctrl-C. The first signal drains it; a second one forces the exit.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

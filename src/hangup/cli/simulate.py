@@ -42,7 +42,6 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="simulate a configuration under load, in virtual time",
         description="Runs the gateway's own admission in virtual time: simulated clients with patience, hang-ups and "
         "retries in front of simulated engines. Goodput counts tokens that reached a connected client, relative to the bound "
         "min(load, 1) · G*, where G* is the highest rate that the engines sustain.",

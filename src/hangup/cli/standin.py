@@ -34,7 +34,6 @@ control, while it runs:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "standin",
-        help="run a fake engine for tests: fixed speed, many APIs, faults on demand, exact counters",
         description="Runs a fake engine: no model, but slots, a queue, prefill, a fixed speed and faults on demand.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

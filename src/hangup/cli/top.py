@@ -48,7 +48,6 @@ _END = "\x1b[?1006l\x1b[?1000l\x1b[?1049l\x1b[?25h"
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
-        help="show calls, backends, zombies, queue, jobs and tenants, refreshed every second",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

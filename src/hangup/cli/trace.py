@@ -20,7 +20,6 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "trace",
-        help="show the timeline of one call",
         description="Shows the timeline of a live or recently ended call (ended_calls_max).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

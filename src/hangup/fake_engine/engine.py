@@ -32,6 +32,7 @@ class Behaviour:
     prefill_s: float = _flag(0.05, "time to the first token of each call, whatever else runs")
     prefill_token_s: float = _flag(0.0, "added to that for each token of the prompt")
     token_s: float = _flag(0.02, "time of one step, in which every running call gets one token")
+    draft: int = _flag(0, "speculative decoding: tokens that each call drafts in a step, of which it accepts half; 0: none")
     answer_tokens: int = _flag(64, "length of an answer that no maximum cuts short")
     embed_s: float = _flag(0.0, "time of one embeddings call, whatever else runs")
     deaf: bool = _flag(False, "keep computing after the client hangs up")
@@ -50,7 +51,11 @@ class Behaviour:
     cache_tokens: int = _flag(1 << 20, "size of its KV cache, reported if the imitated engine reports it")
     lag_s: float = _flag(0.0, "age of the figures that it reports")
     status_hangs: bool = _flag(False, "never answer a status request")
-    wedge: bool = _flag(False, "stop computing altogether at the first hang-up or abort, and stay busy")
+    wedge: bool = _flag(
+        False,
+        "stop computing altogether at the first hang-up or abort, and stay busy; with --draft: draft for ever at the first "
+        "hang-up during an answer, and read no further cancel",
+    )
     cors: bool = _flag(False, "answer pages of other sites, as vLLM does by default")
     crash_on_abort: bool = _flag(False, "kill the process on an abort")
     lies: str = _flag("", f"what to lie about, separated by commas: {', '.join(LIES)}")
@@ -78,7 +83,9 @@ class FakeCounters:
     finished: int = 0
     aborted: int = 0  # stopped early, by a hangup or an abort
     abort_requests: int = 0
+    cancels_unread: int = 0  # hang-ups and aborts that a wedged engine never acted on
     tokens: int = 0  # computed in all
+    drafted: int = 0  # tokens guessed by speculative decoding, accepted or not
     tokens_after_gone: int = 0  # computed after the client had hung up
     tokens_in_vain: int = 0  # of all calls that were stopped early, or whose client had hung up when they ended
     prefills: int = 0
@@ -155,14 +162,21 @@ class FakeEngine:
         if work.ended:
             return
         work.client_gone = True
-        if self.behaviour.wedge:
-            self.wedged = True
+        if self._wedges(work):
+            self.counters.cancels_unread += 1
         elif self._ignores(work):
             pass
         elif self.behaviour.late_s:
             asyncio.get_running_loop().call_later(self.behaviour.late_s, self._drop_late, work)
         else:
             self._drop(work)
+
+    def _wedges(self, work: FakeWork) -> bool:
+        """Return whether a cancel of this call reaches a wedged engine, or wedges it. One that speculates gets stuck only in
+        its draft loop, where it never looks at the queue with the cancels; calls that wait or prefill are in no such loop."""
+        behaviour = self.behaviour
+        self.wedged = self.wedged or (behaviour.wedge and (not behaviour.draft or work.computed > 0))
+        return self.wedged
 
     def _ignores(self, work: FakeWork) -> bool:
         """Count a hang-up, and decide whether this engine is deaf to it."""
@@ -181,10 +195,11 @@ class FakeEngine:
         self.counters.abort_requests += 1
         if self.behaviour.crash_on_abort:
             self.crash()
-        self.wedged = self.wedged or self.behaviour.wedge
         matching = [work for work in (*self.running, *self.waiting) if work.id == id]
-        if not self.lies("aborts") and not self.behaviour.deaf and not self.wedged:
-            for work in matching:
+        for work in matching:
+            if self._wedges(work):
+                self.counters.cancels_unread += 1
+            elif not self.lies("aborts") and not self.behaviour.deaf:
                 self._drop(work)
         return sum(work.computed * work.choices for work in matching) if matching else None
 
@@ -220,6 +235,7 @@ class FakeEngine:
     def step(self) -> None:
         self._record_snapshot()
         if self.wedged:
+            self._draft()
             return
         self._schedule()
         for work in list(self.running):
@@ -228,6 +244,17 @@ class FakeEngine:
             if work.prefill_remaining_s > 0:
                 work.prefill_remaining_s -= self.behaviour.token_s
             else:
+                self._compute_step(work)
+        self._draft()
+
+    def _draft(self) -> None:
+        drafting = sum(work.choices for work in self.running if work.prefill_remaining_s <= 0)
+        self.counters.drafted += self.behaviour.draft * drafting
+
+    def _compute_step(self, work: FakeWork) -> None:
+        """Compute one token, and the accepted half of the draft."""
+        for _ in range(1 + self.behaviour.draft // 2):
+            if not work.ended:
                 self._compute(work)
 
     def _schedule(self) -> None:

@@ -37,6 +37,10 @@ class EngineProfile:
         names = {"tokens_total": "tokens", "running": "running", "waiting": "waiting"}
         return _text(*(f"standin_{name} {stats[count]}" for name, count in names.items()))
 
+    def answers(self, path: str, engine: FakeEngine) -> bool:
+        """Return whether the engine answers a request for one of its pages at all."""
+        return not engine.behaviour.status_hangs
+
     def usage(self, id: str, engine: FakeEngine) -> Page | None:
         """Return the answer to a GET of one call's usage."""
         return None
@@ -158,7 +162,11 @@ class TgiProfile(EngineProfile):
 
 
 class LlamaCppProfile(EngineProfile):
-    """llama.cpp: checks a silent connection only after a second without activity. A status request counts as activity."""
+    """llama.cpp: checks a silent connection only after a second without activity. A status request counts as activity.
+
+    Status requests wait in the same queue as cancels, which it reads between two steps: a draft loop that never ends answers
+    neither, while other threads go on saying that the server is healthy.
+    """
 
     name = "llamacpp"
     server = "llama.cpp"
@@ -174,7 +182,12 @@ class LlamaCppProfile(EngineProfile):
             now = engine.reported()
             return _text(f"llamacpp:tokens_predicted_total {now.tokens}", f"llamacpp:requests_processing {now.running}")
         work_of_slot = {work.slot: work for work in engine.running}
-        return _json([_slot_row(id, work_of_slot.get(id)) for id in range(engine.behaviour.slots)])
+        speculative = engine.behaviour.draft > 0
+        return _json([_slot_row(id, work_of_slot.get(id), speculative) for id in range(engine.behaviour.slots)])
+
+    def answers(self, path: str, engine: FakeEngine) -> bool:
+        queued = path in ("/slots", "/metrics")
+        return super().answers(path, engine) and not (queued and engine.wedged and engine.behaviour.draft)
 
     def client_left(self, engine: FakeEngine, work: FakeWork, streaming: bool) -> None:
         if streaming and work.computed:
@@ -266,8 +279,8 @@ def _text(*lines: str) -> Page:
     return 200, _TEXT, "\n".join((*lines, "")).encode()
 
 
-def _slot_row(id: int, work: FakeWork | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"id": id, "n_ctx": 4096, "speculative": False, "is_processing": work is not None}
+def _slot_row(id: int, work: FakeWork | None, speculative: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": id, "n_ctx": 4096, "speculative": speculative, "is_processing": work is not None}
     if work is not None:
         read = 0 if work.prefill_remaining_s > 0 else work.prompt_tokens
         row |= {"id_task": work.task, "n_prompt_tokens_processed": read, "next_token": [{"n_decoded": work.computed}]}

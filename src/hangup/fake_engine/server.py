@@ -142,7 +142,7 @@ class FakeEngineConnection(asyncio.Protocol):
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._answer_models(path)
         elif method == "GET" and (page := self._profile.page(path, self._engine)) is not None:
-            if not self._engine.behaviour.status_hangs:
+            if self._profile.answers(path, self._engine):
                 self._send(*page)
         elif method == "POST" and "abort" in path and (page := self._profile.abort(path, orjson.loads(body), self._engine)):
             self._send(*page)
@@ -197,7 +197,7 @@ class FakeEngineConnection(asyncio.Protocol):
         match path.removeprefix("/standin/"):
             case "stats":
                 open_now = {"connections": standin.connections, "websockets": standin.websockets}
-                self._answer(200, {**standin.engine.stats(), **open_now})
+                self._answer(200, {**standin.engine.stats(), **open_now, "pid": os.getpid()})
             case "seen":
                 self._answer(200, {"seen": standin.seen})
             case "past":

@@ -49,16 +49,21 @@ class CrowdTally:
     tokens: int = 0  # that reached a client
     connected: int = 0  # requests whose client is there now
     first_token_s: list[float] = field(default_factory=list)
+    gave_up_s: list[float] = field(default_factory=list)  # how long clients waited that left before it
 
     @property
     def unfinished(self) -> int:
         """Requests that are under way, or were when the time was over."""
         return self.requests - self.completed - self.hung_up - self.refused
 
-    def first_token(self, share: float) -> float:
-        """Return a percentile of the time to the first token. Clients that left before it count with their patience."""
-        ranked = sorted(self.first_token_s) or [0.0]
-        return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
+    def first_token_words(self, share: float) -> str:
+        """Return a percentile of the time to the first token. A client that left before it counts with its patience, marked as
+        more than that."""
+        ranked = sorted([(seconds, "") for seconds in self.first_token_s] + [(seconds, "> ") for seconds in self.gave_up_s])
+        if not ranked:
+            return "-"
+        seconds, mark = ranked[min(len(ranked) - 1, int(len(ranked) * share))]
+        return f"{mark}{seconds:.2f} s"
 
 
 class DemoCrowd:
@@ -120,7 +125,7 @@ class DemoCrowd:
                         break
         except TimeoutError:
             timed_out = True
-            tally.first_token_s.append(patience_s)
+            tally.gave_up_s.append(patience_s)
         except OSError:
             pass
         finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hangup.cli.demo_parts.crowd import DemoCrowd
-from hangup.cli.demo_parts.picture import PhaseResult
+from hangup.cli.demo_parts.picture import PhaseResult, Stuck
 from hangup.cli.demo_parts.processes import engine, engine_counters, gateway, plain_proxy
 from hangup.tasks import TASKS
 
@@ -26,8 +26,7 @@ class EngineSample:
     computed: float
     busy_s: float
     in_engine: int
-    stuck_s: float | None = None
-    restarts: int = 0
+    stuck: Stuck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ async def _run_side(
             await asyncio.wait(tasks[:1], timeout=min(_REFRESH_S, max(0.01, seconds - (time.monotonic() - began))))
             now = await side.sample()
             seen = time.monotonic() - began
-            about_engine = (now.computed, now.busy_s, now.in_engine, now.stuck_s, now.restarts)
+            about_engine = (now.computed, now.busy_s, now.in_engine, now.stuck)
             result = PhaseResult(name, seen, seconds, crowd.tally, *about_engine)
             show([*before, result])
         return result

@@ -14,6 +14,16 @@ _UNEQUAL = 1.2  # × as many tokens in the second half: something else slowed th
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """For how long an engine had calls and computed nothing for them, and what it did meanwhile."""
+
+    seconds: float = 0.0
+    restarts: int = 0
+    drafted: int = 0  # tokens that speculative decoding guessed, none of which became part of an answer
+    cancels: int = 0  # that reached the engine and that it never read
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseResult:
     """One side, now or at its end."""
 
@@ -24,8 +34,7 @@ class PhaseResult:
     computed: float  # tokens, by the engine's own count
     busy_s: float
     in_engine: int = 0  # calls that run or wait there now
-    stuck_s: float | None = None  # how long it was busy without computing anything; None if that is not watched
-    restarts: int = 0
+    stuck: Stuck | None = None  # None if that is not watched
 
     @property
     def wasted(self) -> float:
@@ -54,8 +63,13 @@ def table(results: list[PhaseResult], width: int = 80, *, live: bool = False) ->
         ("  refused", lambda o: count(o.tally.refused)),
         ("  unfinished", lambda o: count(o.tally.unfinished)),
     ]
-    if results and results[0].stuck_s is not None:
-        rows += [("engine stuck", lambda o: f"{o.stuck_s or 0:.1f} s"), ("engine restarts", lambda o: count(o.restarts))]
+    if results and results[0].stuck is not None:
+        rows += [
+            ("engine stuck in its draft loop", lambda o: f"{_stuck(o).seconds:.1f} s"),
+            ("  tokens drafted for nobody", lambda o: count(_stuck(o).drafted)),
+            ("  cancels that it never read", lambda o: count(_stuck(o).cancels)),
+            ("engine restarts", lambda o: count(_stuck(o).restarts)),
+        ]
     else:
         rows += [
             ("tokens computed by the engine", lambda o: count(o.computed)),
@@ -64,8 +78,8 @@ def table(results: list[PhaseResult], width: int = 80, *, live: bool = False) ->
             ("engine time for nobody", lambda o: f"{o.wasted_s:.1f} s of {o.busy_s:.1f}"),
         ]
     rows += [
-        ("first token, p50", lambda o: f"{o.tally.first_token(0.5):.2f} s"),
-        ("first token, p99", lambda o: f"{o.tally.first_token(0.99):.2f} s"),
+        ("first token, p50", lambda o: o.tally.first_token_words(0.5)),
+        ("first token, p99", lambda o: o.tally.first_token_words(0.99)),
     ]
     if live:
         rows += [
@@ -78,6 +92,10 @@ def table(results: list[PhaseResult], width: int = 80, *, live: bool = False) ->
     ]
 
 
+def _stuck(result: PhaseResult) -> Stuck:
+    return result.stuck or Stuck()
+
+
 def _bar(result: PhaseResult) -> str:
     if not result.computed:
         return "-"
@@ -88,12 +106,12 @@ def _bar(result: PhaseResult) -> str:
 def verdict(without: PhaseResult, behind: PhaseResult) -> str:
     """Return what the figures say, in one sentence; also if they say nothing."""
     before, after = without.tally.completed, behind.tally.completed
-    if without.stuck_s is not None and behind.stuck_s is not None:
-        if not behind.restarts or behind.stuck_s >= without.stuck_s or after <= before:
+    if without.stuck is not None and behind.stuck is not None:
+        if not behind.stuck.restarts or behind.stuck.seconds >= without.stuck.seconds or after <= before:
             return f"This run was too short for a verdict: {after} answers instead of {before}; take more --seconds."
         return (
-            f"The engine got stuck: without hangup it stayed so for {without.stuck_s:.0f} s and completed {before} answers; "
-            f"hangup restarted it after {behind.stuck_s:.0f} s, and it completed {after}."
+            f"The engine got stuck in its draft loop: without hangup it stayed there for {without.stuck.seconds:.0f} s and "
+            f"completed {before} answers; hangup restarted it after {behind.stuck.seconds:.0f} s, and it completed {after}."
         )
     shares = f"{behind.wasted_share:.0%} of its tokens for nobody instead of {without.wasted_share:.0%}"
     if behind.computed > _UNEQUAL * without.computed:  # by the same engine, at the same load, and it never had a pause

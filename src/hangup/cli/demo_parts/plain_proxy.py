@@ -30,14 +30,21 @@ async def serve(engine_port: int, *, closes: bool) -> None:
             body = await reader.readexactly(length)
             engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", engine_port)
             engine_writer.write(head + body)
+            watch = reading.start(close_with_client(reader, engine_writer)) if closes else None
             while data := await engine_reader.read(65536):
-                gone = writer.is_closing() or reader.at_eof()
-                if gone and closes:
-                    break
-                if not gone:
+                if not writer.is_closing() and not reader.at_eof():
                     writer.write(data)
             engine_writer.close()
+            if watch is not None:
+                watch.cancel()
         writer.close()
+
+    async def close_with_client(reader: asyncio.StreamReader, engine_writer: asyncio.StreamWriter) -> None:
+        """Close the engine's connection as soon as the client is gone, also while the engine sends nothing."""
+        with contextlib.suppress(OSError):
+            while await reader.read(65536):
+                pass
+        engine_writer.transport.abort()
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)

@@ -88,6 +88,15 @@ async def fake_engine_stats(port: int) -> dict[str, Any]:
     return found
 
 
+async def fake_engine_was_asked(port: int, path: str) -> bool:
+    """Return whether the fake engine got a request for this path; False while it does not answer."""
+    try:
+        seen = orjson.loads(await _ask(port, "GET", "/standin/seen"))["seen"]
+    except (OSError, EOFError, ValueError):
+        return False
+    return any(row["path"] == path for row in seen)
+
+
 async def tell_fake_engine(port: int, behaviour: dict[str, Any]) -> None:
     await _ask(port, "POST", "/standin/behave", orjson.dumps(behaviour))
 

@@ -97,17 +97,20 @@ def _tinted(line: str, row: TopRow, coloured: bool) -> str:
 
 
 def _summary(overview: dict[str, Any], width: int, coloured: bool) -> str:
-    tokens = overview["tokens"]
+    tokens, rates = overview["tokens"], overview["rates"]
     delivered, wasted = tokens.get("delivered", 0), tokens.get("wasted", 0)
     share = f" ({wasted / (delivered + wasted):.0%})" if wasted else ""
-    parts = [
+    busy = "" if rates["busy"] is None else f"engines {rates['busy']:.0%} busy"
+    now = [
         overview["not_ready"] or "ready",
         f"{count(overview['live'])} live",
         f"{count(overview['waiting'])} waiting",
-        f"{count(delivered)} tokens delivered",
-        f"{count(wasted)} wasted{share}",
+        f"{count(rates['received_per_s'])} tok/s",
     ]
-    text = fit("hangup  " + ", ".join(parts), width)
+    since = f"since the start {count(delivered)} tokens delivered, {count(wasted)} wasted{share}"
+    short = f"in all {count(delivered)} tok, {count(wasted)} wasted"
+    texts = [", ".join(filter(None, (*now, *more))) for more in ((busy, since), (since,), (busy, short), (short,))]
+    text = fit("hangup  " + next((text for text in texts if cells(text) + 8 <= width), texts[-1]), width)
     return paint(text[:6], "bold", coloured) + paint(text[6:], "red" if overview["not_ready"] else "", coloured)
 
 
