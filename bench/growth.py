@@ -33,6 +33,7 @@ from hangup.gateway.store.ledger import LedgerStore
 SIZES = (1, 10, 100, 1000)
 ANSWER = call_cost.KINDS["whole"][1]
 DRAWN = 4096  # requests of a case, drawn in advance
+SAMPLES = 40  # calls to each backend before the measurement: until 32 have come, each one is compared with all before it
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,8 @@ async def run(rounds: int = 40) -> dict[str, Any]:
 
 async def _grow(name: str, sizes: list[Size], rounds: int, calls: int = 250) -> dict[str, Any]:
     made = [Many(size) for size in sizes]
-    for many in made:
-        many.make(DRAWN)
+    for many, size in zip(made, sizes, strict=True):
+        many.make(max(DRAWN, SAMPLES * size.backends))
     best = [float("inf")] * len(made)
     for _ in range(rounds):
         for at, many in enumerate(made):

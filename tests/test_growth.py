@@ -10,21 +10,23 @@ import asyncio
 import pytest
 from bench.growth import Many, Size, count
 
-MORE = 1.1
+MORE = 1.05
 PAIRS = {
+    "one backend and several": (Size(), Size(backends=10)),
     "backends": (Size(backends=10), Size(backends=300)),
     "backends, each model at half of them": (
         Size(backends=30, models=2, model_at_half=True),
         Size(backends=300, models=2, model_at_half=True),
     ),
     "tenants": (Size(tenants=2), Size(tenants=300)),
+    "more tenants than the metrics can name": (Size(tenants=2), Size(tenants=1100)),
     "models": (Size(models=2), Size(models=1000)),
 }
 
 
 async def cost(size: Size) -> float:
     many = Many(size)
-    many.make(1500)
+    many.make(max(1500, 6 * size.tenants))  # a head is remembered when it comes for the second time
     counted = count(many, 300)
     await many.close()
     return counted

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hangup.core import reasons, zombie_shares
 from hangup.core.account import FREE, Account, Price, saved, unexplained
@@ -142,6 +146,30 @@ class TestLabels:
         ledger.record(of("served"))
         ledger.record(of("served", backend="", served=False))  # shed: no backend got it, but the model is known
         assert ("openai.chat", "ann", "served", "") in ledger.series
+
+    @given(st.lists(st.tuples(*[st.sampled_from("abcdé")] * 3, st.booleans()), max_size=60), st.integers(2, 12))
+    @settings(max_examples=150, deadline=None)
+    def test_a_series_is_found_as_quickly_as_it_would_be_slowly(
+        self, calls: list[tuple[str, str, str, bool]], sets: int
+    ) -> None:
+        ledger = Ledger(sets)
+        for model, tenant, backend, served in calls:
+            call = of(model, tenant, backend, served=served)
+            labels = ledger._labels(call)
+            count = sum(ledger.series[labels].ends.values()) if labels in ledger.series else 0
+            ledger.record(call)
+            assert sum(ledger.series[labels].ends.values()) == count + 1
+
+    def test_the_tokens_of_a_backend_are_exact_however_many_tenants_it_has(self) -> None:
+        ledger = Ledger(8)
+        for n in range(100):
+            ledger.record(of("m", f"tenant-{n}", f"gpu-{n % 3}"))
+        ledger.add_tokens("tenant-99", "gpu-0", "zombie", 5)
+        assert len(ledger.tokens) == 8 + 4 and ledger.tokens[OTHER, "gpu-0", "zombie"] == 5
+        sums = Counter[str]()
+        for (_, backend, fate), count in ledger.tokens.items():
+            sums[backend] += count if fate == "delivered" else 0
+        assert sums == {"gpu-0": 34, "gpu-1": 33, "gpu-2": 33}
 
     def test_half_a_character_can_be_shown(self) -> None:
         ledger = Ledger()

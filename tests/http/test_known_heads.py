@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangup.config import BackendSettings, LimitSettings
+from hangup.config.secret import Secret
 from hangup.errors import WireError
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.http import known_heads
@@ -159,3 +160,27 @@ def test_a_clients_key_goes_out_only_while_it_may() -> None:
     assert b"secret" not in sent()
     backend.passes_client_key = True
     assert b"secret" in sent()
+
+
+def test_backends_that_differ_in_their_addresses_share_what_is_derived_from_a_head() -> None:
+    """Else a head's notes would be full, and be thrown away, with more than a few backends."""
+    loop = asyncio.new_event_loop()
+    try:
+        urls = [*(f"http://10.0.0.{n}:8000" for n in range(100)), "http://10.0.1.1/prefix"]
+        alike = [Backend(BackendSettings(url=url), LimitSettings(), loop) for url in urls]
+        keyed = Backend(BackendSettings(url="http://10.0.1.2", key=Secret("own")), LimitSettings(), loop)
+    finally:
+        loop.close()
+    for _ in range(2):
+        head = read_request_head(REQUEST % (b"authorization: Bearer theirs\r\n", 2), **LIMITS)
+
+    def sent(backend: Backend) -> bytes:
+        return backend.request(head, head.path, b"{}", request_id="r", timeout_s=None, forward_key=True)[0]
+
+    for url, backend in zip(urls, alike, strict=True):
+        host, slash, prefix = url.removeprefix("http://").partition("/")
+        line = f"POST {slash}{prefix}/v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n"
+        assert sent(backend).startswith(line.encode()) and b"Bearer theirs" in sent(backend)
+        assert sent(backend).lower().count(b"host: ") == 1
+    assert b"own" in sent(keyed) and b"theirs" not in sent(keyed) and b"own" not in sent(alike[0])
+    assert len(head.notes) == 3

@@ -80,14 +80,14 @@ class Ledger:
     def record(self, call: Call) -> None:
         reason = call.reason
         assert reason is not None and call.ended_at is not None
-        try:
-            series = self.series[call.route, call.tenant, call.model, call.backend]
-        except KeyError:
-            series = self._new_series(call)
+        series = self.series.get((call.route, call.tenant, call.model, call.backend)) or self._series_of(call)
         series.ends[reason, call.status // 100] += 1
         if call.tokens_out:
-            fate = "delivered" if delivered(call) else "wasted"
-            self.tokens[call.tenant, call.backend, fate] += call.tokens_out
+            key = (call.tenant, call.backend, "delivered" if delivered(call) else "wasted")
+            if key in self.tokens:  # the usual case
+                self.tokens[key] += call.tokens_out
+            else:
+                self.add_tokens(*key, call.tokens_out)
         if reason.outcome is _REFUSED:
             return
         # As `Histogram.observe`, without a function call for each: every call passes here.
@@ -113,8 +113,22 @@ class Ledger:
         if call.span_id:
             series.show(call)
 
-    def _new_series(self, call: Call) -> CallSeries:
+    def add_tokens(self, tenant: str, backend: str, fate: str, count: int) -> None:
+        """Count tokens. The sum of each backend stays exact, however many tenants use it."""
+        key = (tenant, backend, fate)
+        if len(self.tokens) >= self._label_sets_max and key not in self.tokens:
+            key = (OTHER, backend, fate)
+        self.tokens[key] += count
+
+    def _series_of(self, call: Call) -> CallSeries:
         """Return the series of a call that is the first of its kind, or goes under another name."""
+        count, most = len(self.series), self._label_sets_max
+        if count >= most // 2 and call.model.isascii():  # no model gets a series any more: the usual ones are found quickly
+            known = self.series.get((call.route, call.tenant, call.model and OTHER, call.backend))
+            if known is None and count >= most:
+                known = self.series.get((call.route, OTHER, OTHER, OTHER))
+            if known is not None:
+                return known
         labels = self._labels(call)
         series = self.series.get(labels)
         if series is None:

@@ -118,12 +118,12 @@ class DivergenceMonitor:
                 self.log.fault(failed)
         others = {backend.name: await self.reaper.tokens_of_others(backend) for backend in backends}
         now = time.monotonic()
-        seen, unseen = tokens_seen(self.accounting, self.registry)
+        seen = tokens_seen(self.accounting, self.registry)
         for backend in backends:
             watched, name = self.watched.get(backend.name), backend.name
             if watched is None or not self._judges(watched, others[name]):
                 continue
-            own = token_row(backend, self.registry, seen[name], unseen[name], now)
+            own = token_row(backend, seen, now)
             total = watched.sums.add_up(own, *(others[name] or ((), {})))
             if total is None:
                 continue
@@ -238,7 +238,7 @@ class DivergenceMonitor:
             time.monotonic(),
             busy=sum(known) / len(known) if known else None,
             computed=sum(computed) if computed else None,
-            received=tokens_seen(self.accounting, self.registry)[0].total(),
+            received=tokens_seen(self.accounting, self.registry).arrived.total(),
             live=len(self.registry.live),
             waiting=self.placement.admission.queue.count,
         )

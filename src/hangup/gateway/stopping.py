@@ -8,6 +8,7 @@ Attempt ──┬── finish     the engine is done: its connection can serve 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,10 @@ from hangup.gateway.call_lines import CallLines
 from hangup.gateway.log import Log
 from hangup.gateway.placement import Placed, Placement
 from hangup.gateway.reaper import Peers, Reaper
-from hangup.gateway.stuck_calls import InEngine
+from hangup.gateway.stuck_calls import InEngine, Waits
 
 _LOOK_PAUSE = 20  # after a look at all live calls, in terms of the CPU time that it took,
 _LOOK_PAUSE_S_MAX = 0.5  # and at most this
-_Waits = tuple[Sequence[Waiting], float]
 
 
 class Attempt:
@@ -73,7 +73,8 @@ class Stopping:
         self.released = asyncio.Event()  # set and cleared at once, to wake all that wait for a release
         self._held: dict[PendingStop, _Held] = {}  # released once, when the reaper is done with the stop
         self._live = live
-        self._waiting: WeakKeyDictionary[Backend, tuple[float, _Waits]] = WeakKeyDictionary()  # until when to use it
+        self._waits: WeakKeyDictionary[Backend, Waits] = WeakKeyDictionary()  # by the last look at all live calls,
+        self._waits_until = -math.inf  # and until when to use that
         self._placement = placement
         self._log = log
         self._lines = lines  # log lines that wait for the outcome of a stop
@@ -176,14 +177,12 @@ class Stopping:
         """Return the calls that wait for the backend's output, and when it last sent any. With thousands of live calls the
         answer may be a little old, because each look at them takes milliseconds."""
         now = time.monotonic()
-        known = self._waiting.get(backend)
-        if known is not None and now < known[0]:
-            return known[1]
-        began = time.thread_time()
-        found = stuck_calls.waiting(self._live.values(), backend)
-        pause_s = min(_LOOK_PAUSE * (time.thread_time() - began), _LOOK_PAUSE_S_MAX)
-        self._waiting[backend] = now + pause_s, found
-        return found
+        if now >= self._waits_until:
+            began = time.thread_time()
+            self._waits = WeakKeyDictionary(stuck_calls.waiting(self._live.values()))
+            self._waits_until = now + min(_LOOK_PAUSE * (time.thread_time() - began), _LOOK_PAUSE_S_MAX)
+        waits, last_output_at = self._waits.get(backend) or ((), backend.last_output_at)
+        return waits, max(last_output_at, backend.last_output_at)
 
     def keys(self, backend: Backend) -> set[str]:
         return stuck_calls.keys(self._live.values(), backend)

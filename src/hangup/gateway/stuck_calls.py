@@ -14,6 +14,7 @@ from hangup.gateway.placement import Placed
 from hangup.tasks import in_slices
 
 _WHOLE_S = 60.0  # an answer that is not streamed may be silent for this much longer
+Waits = tuple[list[Waiting], float]  # calls that wait for an engine's output, and when it last sent any
 _PHASES = (Phase.SENT, Phase.ANSWERING)
 
 
@@ -48,21 +49,24 @@ def _is_inside(flow: InEngine, backend: Backend) -> bool:
     return flow.backend is backend and flow.call.phase in _PHASES and not flow.call.engine_finished
 
 
-def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting], float]:
-    """Return the calls that wait for output from this engine, and when it last sent any."""
-    now, last_output_at, waits = time.monotonic(), backend.last_output_at, list[Waiting]()
-    estimate = backend.load.estimates.first_token
-    for flow in _inside(flows, backend):
-        call, ticket = flow.call, flow.ticket
-        if flow.may_be_silent:
+def waiting(flows: Iterable[InEngine]) -> dict[Backend, Waits]:
+    """Return, by engine, the calls that wait for its output, and when it last sent any; by one look at all calls, because
+    there may be as many engines as calls."""
+    now, found = time.monotonic(), dict[Backend, Waits]()
+    for flow in flows:
+        call, ticket, backend = flow.call, flow.ticket, flow.backend
+        if backend is None or flow.may_be_silent or not _is_inside(flow, backend):
             continue
+        waits, last_output_at = found.get(backend) or ([], backend.last_output_at)
         if call.first_token_at is not None:
             last_output_at = max(last_output_at, call.progress_at)
             waits.append(Waiting(call.progress_at, 0.0))
         elif call.sent_at is not None and ticket is not None:
+            estimate = backend.load.estimates.first_token
             expected = reading_s(ticket.prompt, estimate.predict(ticket.tokens_to_read, now))
             waits.append(Waiting(call.sent_at, expected + (_WHOLE_S if ticket.blind else 0.0)))
-    return waits, last_output_at
+        found[backend] = waits, last_output_at
+    return found
 
 
 def keys(flows: Iterable[InEngine], backend: Backend) -> set[str]:

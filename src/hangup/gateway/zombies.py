@@ -71,7 +71,7 @@ class ZombieLedger:
             stop = part.stop
             stop.account.tokens_recorded += part.tokens
             stop.account.estimated = stop.account.estimated or not (part.exact or not part.tokens)
-            self._accounting.ledger.tokens[stop.tenant, backend.name, ZOMBIE] += part.tokens
+            self._accounting.ledger.add_tokens(stop.tenant, backend.name, ZOMBIE, part.tokens)
             if self._accounting.store is None:
                 continue
             if any(stop.account.saved) and stop.zombie_since is not None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.health import Trust
 
+_TRUSTED = Trust.TRUSTED  # Python 3.11 takes as long for a member of an enum as for a function call
 _LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
 
 Entry = tuple[float, int, int, BackendLoad]  # (its load, when it was last chosen, number of the entry, the backend)
@@ -55,7 +56,7 @@ class BackendGroup:
                 heapq.heappop(heap)
                 load.entered = NOT_ENTERED  # it gets a new entry when it has room again
             else:
-                load_now = order(load)
+                load_now = load.in_flight / load.weight + (0.0 if load.health.trust is _TRUSTED else _LAST)  # as `order`
                 if entry[0] == load_now and entry[1] == load.turn:
                     return entry
                 heapq.heapreplace(heap, (load_now, load.turn, load.heap_entry, load))
@@ -66,4 +67,4 @@ class BackendGroup:
 
 def order(load: BackendLoad) -> float:
     """Return the key by which the lowest backend is chosen first."""
-    return load.in_flight / load.weight + (0.0 if load.health.trust is Trust.TRUSTED else _LAST)
+    return load.in_flight / load.weight + (0.0 if load.health.trust is _TRUSTED else _LAST)

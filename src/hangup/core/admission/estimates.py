@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 _MEMORY = 200.0  # observations after which older ones have faded
+_KEEP = 1 - 1 / _MEMORY
 _FRESH_S = 30.0  # an estimate without an observation for this long is not used
 _ENOUGH = 8  # observations before an estimate is used at all
 _RATE_S = 5.0  # seconds over which rates are averaged,
@@ -31,15 +32,16 @@ class FirstTokenTime:
         self.seen = 0
 
     def observe(self, tokens: float, seconds: float, now: float) -> None:
-        keep = 1 - 1 / _MEMORY
         if self.seen >= _ENOUGH:
-            self._spread += (abs(seconds - self._line(tokens)) - self._spread) * _SPREAD_GAIN
-        self._n = self._n * keep + 1
-        self._x = self._x * keep + tokens
-        self._y = self._y * keep + seconds
-        self._xx = self._xx * keep + tokens * tokens
-        self._xy = self._xy * keep + tokens * seconds
-        self.largest = max(self.largest * keep, tokens)
+            off = seconds - self._line(tokens)
+            self._spread += ((off if off > 0 else -off) - self._spread) * _SPREAD_GAIN
+        self._n = self._n * _KEEP + 1
+        self._x = self._x * _KEEP + tokens
+        self._y = self._y * _KEEP + seconds
+        self._xx = self._xx * _KEEP + tokens * tokens
+        self._xy = self._xy * _KEEP + tokens * seconds
+        largest = self.largest * _KEEP
+        self.largest = largest if largest > tokens else tokens
         self.at = now
         self.seen += 1
 
@@ -55,7 +57,9 @@ class FirstTokenTime:
         spread = n * self._xx - self._x * self._x
         if spread <= 1e-9 * n * self._xx:
             return mean
-        each = max((n * self._xy - self._x * self._y) / spread, 0.0)
+        each = (n * self._xy - self._x * self._y) / spread
+        if each < 0.0:
+            each = 0.0
         fixed = mean - each * self._x / n
         if fixed < 0:
             return tokens * self._xy / self._xx

@@ -79,17 +79,15 @@ class Fleet:
 
     def load_changed(self, load: BackendLoad) -> None:
         """Update the fleet after the load or the limit of a backend has changed."""
-        unlimited = load.limit_counted == NO_LIMIT and load.limiter.unlimited
-        if unlimited and load is self._only and load.health.takes_calls and not load.slots:
-            return  # the usual case: it gets every call, before and now
-        limit = load.limit
-        if load.health.retired:
-            return
-        self.limit += limit - load.limit_counted
-        load.limit_counted = limit
-        if self._only is not None:
-            return
-        if load.in_flight >= limit:
+        limit = load.limit_counted
+        if limit != NO_LIMIT or not load.limiter.unlimited or load.slots or not load.health.takes_calls:
+            limit = load.limit
+            if load.health.retired:
+                return
+            self.limit += limit - load.limit_counted
+            load.limit_counted = limit
+        # else the usual case: it gets every call, before and now
+        if self._only is not None or load.in_flight >= limit:
             return  # its entries are dropped when they come to the top
         now = (order(load), load.turn)
         if now < load.entered:  # else its entries are corrected when they come to the top
@@ -100,6 +98,12 @@ class Fleet:
             if self._groups:
                 for group in self._groups_of.get(load, ()):
                     group.add(entry)
+
+    def _load_rose(self, load: BackendLoad) -> None:
+        """Update the fleet after a backend got a call, or its first token: unless its limit changes, there is nothing to do,
+        because entries that say too little are corrected when they come to the top."""
+        if load.limit_counted != NO_LIMIT or not load.limiter.unlimited or load.slots or not load.health.takes_calls:
+            self.load_changed(load)
 
     def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> BackendLoad | None:
         """Return the backend for the next call: none of `tried`, and one of `eligible` unless that is None."""
@@ -268,7 +272,7 @@ class Fleet:
         ticket.engine_mark = load.time.enter(now)
         if not ticket.blind:
             self._await_first_token(load, ticket, now)
-        self.load_changed(load)
+        self._load_rose(load)
 
     def _await_first_token(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Start to wait for the call's first token."""
@@ -320,7 +324,7 @@ class Fleet:
             if self._only is None:
                 self._overall.first_token.observe(ticket.tokens_to_read, waited, now)
         load.limiter.accepted(load.in_flight, now)
-        self.load_changed(load)
+        self._load_rose(load)
 
     def _learn_from(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         limiter, waited = load.limiter, now - ticket.sent_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import lru_cache
 from typing import Any
 
 from hangup.config import BackendLimits, BackendSettings, DiscoveredBackend, keys
@@ -72,11 +73,11 @@ class Backend:
         self.passes_client_key = True  # if the backend has no key of its own
         self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not queried yet
         self.models_asked_at: float | None = None
+        self._host = self.pool.address.authority.encode("ascii")
+        self._prefix = self.pool.address.prefix
         adapter = (hosted(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
         named = settings.engine != AUTO
         self.use_adapter(adapter, Facts(can_abort=named and adapter.abort("probe") is not None))
-        self._host = self.pool.address.authority.encode("ascii")
-        self._prefix = self.pool.address.prefix
 
     def take_limits(self, limits: BackendLimits) -> None:
         """Apply new limits after a reload; running calls go on."""
@@ -88,12 +89,12 @@ class Backend:
         """Apply the settings of a reload, which differ from the old ones in the secrets alone, if at all."""
         self.settings = settings
         self._key = settings.key.reveal().encode("ascii")
-        self._uses = object()
+        self._alike = _group_of(self.adapter, self._key, self._prefix)
 
     def use_adapter(self, adapter: EngineAdapter, facts: Facts) -> None:
         """Set the kind of engine and what it can do."""
-        self._uses = object()  # marks what was derived for this kind of engine and this key
-        self.adapter = adapter
+        self._alike = _group_of(adapter, self._key, self._prefix)
+        self.adapter: EngineAdapter = adapter
         self.facts = facts
         if facts.slots and not self._slots_given:
             self.load.slots = facts.slots
@@ -192,13 +193,14 @@ class Backend:
             body = b""  # meaningless for this method, and some engines would parse it as the next request
         shown = forward_key and self.passes_client_key and not self._key
         if traced or upgrade or query is not None:
-            start = self._start(head, path, shown=shown, traced=traced, upgrade=upgrade, query=query)
-        else:  # the same for all requests with this head
-            key = (self._uses, path, shown)
-            start = head.notes.get(key) or head.note(key, self._start(head, path, shown=shown))
+            line, fields = self._start(head, path, shown=shown, traced=traced, upgrade=upgrade, query=query)
+        else:  # the same for all requests with this head, at all backends that differ only in their addresses
+            key = (self._alike, path, shown)
+            line, fields = head.notes.get(key) or head.note(key, self._start(head, path, shown=shown))
         timeout = b"" if timeout_s is None else b"x-request-timeout: %.3f\r\n" % timeout_s
         length = b"content-length: %d\r\n" % len(body) if body or head.method == "POST" else b""
-        return b"%bx-request-id: %b\r\n%b%b\r\n" % (start, request_id.encode("ascii"), timeout, length), body
+        parts = (line, self._host, fields, request_id.encode("ascii"), timeout, length)
+        return b"%b%b%bx-request-id: %b\r\n%b%b\r\n" % parts, body
 
     def _start(
         self,
@@ -209,9 +211,9 @@ class Backend:
         traced: str = "",
         upgrade: bool = False,
         query: bytes | None = None,
-    ) -> bytes:
-        """Build the head of the engine's request, without what differs from one request to the next. `shown`: the engine gets
-        the client's key."""
+    ) -> tuple[bytes, bytes]:
+        """Build the head of the engine's request, up to the backend's address and after it, without what differs from one
+        request to the next. `shown`: the engine gets the client's key."""
         dropped = self._dropped if shown else self._dropped_without_key
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
             dropped = dropped | {name.replace(b"_", b"-") for name in head.connection_options()}
@@ -220,13 +222,8 @@ class Backend:
         if upgrade:
             dropped = dropped | {_PROTOCOLS}
         query_string = head.query if query is None else query
-        lines = [
-            f"{head.method} {self._prefix}{path}".encode("ascii"),
-            query_string,
-            b" HTTP/1.1\r\nhost: ",
-            self._host,
-            b"\r\n",
-        ]
+        line = b"%b %b%b HTTP/1.1\r\nhost: " % (head.method.encode("ascii"), self._target(path), query_string)
+        lines = [b"\r\n"]
         # Some engines (CGI, WSGI) read underscores in names as hyphens.
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0].replace(b"_", b"-") not in dropped]
         lines.append(b"accept-encoding: identity\r\n")
@@ -239,7 +236,7 @@ class Backend:
             protocols = head.fields.get(_PROTOCOLS, b"")
             if protocols:
                 lines.append(b"%b: %b\r\n" % (_PROTOCOLS, protocols if shown else _without_keys(protocols)))
-        return b"".join(lines)
+        return line, b"".join(lines)
 
     def own_request(self, method: str, path: str, body: bytes = b"", headers: Headers | None = None) -> tuple[bytes, bytes]:
         """Build a request of the gateway itself, such as a health check or an abort: head and body."""
@@ -254,6 +251,12 @@ class Backend:
 
     def _target(self, path: str) -> bytes:
         return (self._prefix + path).encode("ascii")
+
+
+@lru_cache(256)
+def _group_of(adapter: EngineAdapter, key: bytes, prefix: str) -> object:
+    """Return the same object for all backends whose requests differ in nothing but the address."""
+    return object()
 
 
 def _without_keys(protocols: bytes) -> bytes:

@@ -202,11 +202,10 @@ class MemberPeers:
         return sum(time_of.count for time_of in times), sum(time_of.call_s for time_of in times)
 
     def _tokens(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[object, ...]:
-        seen, unseen = tokens_seen(gateway.accounting, gateway.registry)
         backend = gateway.backends.by_name.get(name)
         if backend is None:
             return TokenRow().row()
-        return token_row(backend, gateway.registry, seen[name], unseen[name], time.monotonic()).row()
+        return token_row(backend, tokens_seen(gateway.accounting, gateway.registry), time.monotonic()).row()
 
     def _restarted(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> bool:
         for backend in gateway.stopping.reaper.backends_named(name):

@@ -1,0 +1,74 @@
+"""Looks at all live calls, which take longer the more there are, must not be one for each backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hangup.config import BackendSettings, LimitSettings
+from hangup.core.call import Call
+from hangup.gateway import stopping
+from hangup.gateway.accounting import Accounting
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.placement import Placement
+from hangup.gateway.registry import CallRegistry
+from hangup.gateway.stopping import Stopping
+from hangup.gateway.tokens_seen import token_row, tokens_seen
+
+
+class _Live(dict[str, Any]):
+    """Counts how often somebody looks at all calls."""
+
+    looks = 0
+
+    def values(self) -> Any:
+        self.looks += 1
+        return super().values()
+
+
+def _flow(backend: Backend, number: int, *, text: bool) -> Any:
+    call = Call(f"call-{number}", 1.0)
+    call.received(2.0)
+    call.sent(backend.name, 3.0)
+    call.answered(4.0)
+    call.progressed(number, 5.0 + number)
+    return SimpleNamespace(call=call, backend=backend, ticket=None, may_be_silent=False, counts_tokens=text)
+
+
+@pytest.fixture
+def backends() -> Iterator[list[Backend]]:
+    loop = asyncio.new_event_loop()
+    yield [Backend(BackendSettings(url=f"http://127.0.0.1:{n + 1}", name=f"gpu-{n}"), LimitSettings(), loop) for n in range(50)]
+    loop.close()
+
+
+def test_one_look_counts_the_tokens_of_all_backends(backends: list[Backend]) -> None:
+    registry: CallRegistry[Any] = CallRegistry(8)
+    live = registry.live = _Live({f"call-{n}": _flow(b, n, text=n != 7) for n, b in enumerate(backends)})
+    accounting = cast(Accounting, SimpleNamespace(ledger=SimpleNamespace(tokens={("ann", "gpu-3", "delivered"): 10})))
+    seen = tokens_seen(accounting, registry)
+    rows = [token_row(backend, seen, 1.0) for backend in backends]
+    assert [row.seen for row in rows] == [n + 10 * (n == 3) for n in range(50)]
+    assert [n for n, row in enumerate(rows) if row.textless] == [7]
+    assert live.looks == 1
+
+
+def test_one_look_finds_what_waits_for_any_backend(backends: list[Backend], monkeypatch: pytest.MonkeyPatch) -> None:
+    live = _Live({f"call-{n}": _flow(b, n, text=True) for n, b in enumerate(backends[1:], 1)})
+
+    def wait() -> list[tuple[int, float]]:
+        found = [made.waiting(backend) for backend in backends]
+        return [(len(waits), last) for waits, last in found]
+
+    monkeypatch.setattr(stopping, "_LOOK_PAUSE", 1e9)  # each look is used for half a second
+    monkeypatch.setattr(stopping, "_LOOK_PAUSE_S_MAX", 1e9)
+    made = Stopping(live, cast(Placement, None), cast(Any, None), cast(Any, None), 8)
+    backends[0].last_output_at = 77.0
+    assert wait() == [(0, 77.0), *((1, 5.0 + n) for n in range(1, 50))]
+    backends[1].last_output_at = 99.0  # by a call that ended since
+    assert wait()[1] == (1, 99.0)
+    assert live.looks == 1
