@@ -68,6 +68,7 @@ class Wire:
 
     def __init__(self, memory: MemoryStore) -> None:
         self._memory, self.is_cut = memory, False
+        self.orders_to_lose = 0
 
     def _check(self) -> None:
         if self.is_cut:
@@ -94,6 +95,9 @@ class Wire:
 
     async def write_orders(self, lead: Lead, orders: dict[str, Any], removed: Iterable[str]) -> bool:
         self._check()
+        if self.orders_to_lose and orders:
+            self.orders_to_lose -= 1
+            raise SharedStateFailed("the answer did not come in time")
         memory = self._memory
         if memory.lead is None or (memory.lead.member, memory.lead.term) != (lead.member, lead.term):
             return False
@@ -365,6 +369,22 @@ def test_a_call_of_two_hours_stays_counted_and_a_dead_gateways_places_are_free_w
         await world.rounds(round(2 / 0.05))
         assert (long._member.used, other._member.used) == (1, CAPACITY - 1)
         assert world.most_over <= 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_orders_that_could_not_be_written_are_written_again() -> None:
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 2, 1)
+        await world.rounds(60)
+        (leader,) = (link for link in world.links if link._leading is not None)
+        world.memory.orders.clear()
+        leader._leading.changed = {link.name for link in world.links}
+        leader.store.orders_to_lose = 1
+        await world.rounds(20)
+        assert leader.store.orders_to_lose == 0
+        assert world.memory.orders.keys() == {link.name for link in world.links}
 
     with pytest.MonkeyPatch.context() as patch:
         run(play(patch))

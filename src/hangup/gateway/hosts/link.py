@@ -257,8 +257,13 @@ class StoreLink:
                 leading.bury(name, len(calls))
         leading.beat += 1
         lead = Lead(self.name, leading.term, leading.beat)
-        gone = set(leading.gone)
-        if await self.store.write_orders(lead, leading.orders_to_write(), gone):
+        gone, orders = set(leading.gone), leading.orders_to_write()
+        try:
+            leads = await self.store.write_orders(lead, orders, gone)
+        except SharedStateFailed:
+            leading.changed |= orders.keys()  # they are not in the store, or nobody knows
+            raise
+        if leads:
             leading.gone -= gone
         else:
             await self._stop_leading()
