@@ -48,6 +48,7 @@ TESTS = {  # by module or folder below core/: the quick ones first
     "admission": _ADMISSION,
     "call.py": (*_CALL, *_REAPER),
     "catalog.py": ("tests/core/test_catalog.py",),
+    "deadline.py": ("tests/core/test_deadline.py",),
     "discovery.py": ("tests/core/test_discovery.py",),
     "divergence.py": ("tests/core/test_divergence.py",),
     "engine_count.py": ("tests/core/test_engine_count.py",),

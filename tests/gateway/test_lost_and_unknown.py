@@ -21,7 +21,7 @@ from hangup.core.call import Call
 from hangup.core.jobs import AfterEffects, Cause, JobStatus, Kind, after
 from hangup.core.reaper import PendingStop, Rung, StopState
 from hangup.errors import OutOfResources
-from hangup.gateway import server, stuck_calls
+from hangup.gateway import job_opener, server, stuck_calls
 from hangup.gateway.apis.hosted_jobs import read_answer
 from hangup.gateway.backends import health
 from hangup.gateway.backends.adapters import Facts, Seen
@@ -373,10 +373,10 @@ def test_a_store_that_opens_after_nobody_waits_for_it_is_closed(monkeypatch: pyt
         def close(self) -> None:
             closed.append(self.path)
 
-    monkeypatch.setattr(server, "JobStore", Store)
+    monkeypatch.setattr(job_opener, "JobStore", Store)
 
     async def main() -> None:
-        opening = asyncio.create_task(object.__new__(server.Server)._opened("jobs.sqlite", 4096))
+        opening = asyncio.create_task(object.__new__(job_opener.JobOpener)._opened("jobs.sqlite", 4096))
         await soon(begun.is_set)
         opening.cancel()
         await asyncio.sleep(0)

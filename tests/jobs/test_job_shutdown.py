@@ -14,7 +14,6 @@ import pytest
 
 from hangup.core.jobs import ItemState, Kind
 from hangup.gateway.jobs import registry as module
-from hangup.gateway.jobs import runner
 from hangup.gateway.store import worker_thread
 from hangup.gateway.store.jobs import JobStore
 from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
@@ -26,7 +25,6 @@ class TestTheLastWrite:
 
     def test_one_that_takes_long_is_not_cancelled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It would be on the disk or not, and its cost not in the ledger."""
-        monkeypatch.setattr(module, "_CLOSE_S", 0.2)
         disk_works = threading.Event()
 
         async def run() -> None:
@@ -37,13 +35,13 @@ class TestTheLastWrite:
                 disk_works.wait(120)
                 return real_finish(*of)
 
-            def close() -> None:  # by now the registry has waited for as long as it does
+            def close(within_s: float) -> None:  # by now the registry has waited for as long as it does
                 disk_works.set()
-                real_close()
+                real_close(60.0)
 
             monkeypatch.setattr(store._database, "close", close)
             monkeypatch.setattr(store.jobs, "finish", finish)
-            async with open_registry(store, host) as registry:
+            async with open_registry(store, host, close_s=0.5) as registry:
                 await registry.submit("batch_a", Kind.BATCH, "ann", BATCH, items(2), window_s=60)
                 await soon(lambda: len(host.items) == 2)
                 answered(host.items[0])
@@ -57,15 +55,12 @@ class TestTheLastWrite:
         assert self.states(tmp_path / "jobs") == [ItemState.SUCCEEDED, ItemState.CLAIMED]
 
     def test_one_whose_end_nobody_sees_is_in_doubt(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_CLOSE_S", 0.1)
-        monkeypatch.setattr(worker_thread, "_CLOSE_S", 0.1)
-        monkeypatch.setattr(runner, "_ABANDON_S", 0.1)
         disk_works = threading.Event()
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
             monkeypatch.setattr(store.jobs, "finish", lambda *_: disk_works.wait(120) and None)
-            async with open_registry(store, host) as registry:
+            async with open_registry(store, host, close_s=0.3) as registry:
                 await registry.submit("batch_a", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
                 await soon(lambda: len(host.items) == 3)
                 answered(host.items[0])
@@ -81,8 +76,7 @@ class TestTheLastWrite:
 
         asyncio.run(run())
 
-    def test_a_lock_of_another_process_is_waited_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_CLOSE_S", 120.0)
+    def test_a_lock_of_another_process_is_waited_for(self, tmp_path: Path) -> None:
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore(str(tmp_path / "jobs"))
@@ -94,7 +88,7 @@ class TestTheLastWrite:
                 with contextlib.closing(sqlite3.connect(tmp_path / "jobs", isolation_level=None)) as other:
                     await self.lock(other)
                     answered(host.items[0])
-                    closing = asyncio.create_task(registry.close())
+                    closing = asyncio.create_task(registry.close(240.0))
                     await soon(lambda: registry.runner.writer.failing, "the lock to be met")
                     await asyncio.wait([closing], timeout=0.5)
                     assert not closing.done()

@@ -20,7 +20,6 @@ import pytest
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import Refusal
-from hangup.gateway.jobs import registry as module
 from hangup.gateway.store.database import Database
 from hangup.gateway.store.jobs import Claim, JobStore
 from hangup.gateway.store.worker_thread import GroupedWork, StoreFailed
@@ -366,19 +365,18 @@ class TestHanging:
         asyncio.run(run())
 
     def test_it_does_not_keep_the_process_from_ending(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_CLOSE_S", 0.2)
         disk_works = threading.Event()
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
             real = store._database.close
 
-            def close() -> None:  # does not wait as long as it would
+            def close(within_s: float) -> None:  # does not wait as long as it would
                 disk_works.set()
-                real()
+                real(60.0)
 
             monkeypatch.setattr(store._database, "close", close)
-            async with open_registry(store, host) as registry:
+            async with open_registry(store, host, close_s=0.5) as registry:
                 await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 await soon(lambda: len(host.items) == 1)
                 hanging = asyncio.create_task(store.do(lambda: disk_works.wait(120)))

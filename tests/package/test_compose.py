@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from hangup.cli.main import main
+from hangup.config import LimitSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "compose"
@@ -45,7 +46,7 @@ def test_hangup_accepts_its_settings(capsys: pytest.CaptureFixture[str]) -> None
     settings = tomllib.loads((FOLDER / "hangup.toml").read_text())
     hangup = loaded("common.yaml")["services"]["hangup"]
     assert settings["admin_token_env"] in hangup["environment"]
-    assert int(hangup["stop_grace_period"].removesuffix("s")) > settings["limits"]["drain_s"]
+    assert int(hangup["stop_grace_period"].removesuffix("s")) > settings["limits"]["drain_s"] + LimitSettings().exit_s
     assert hangup["read_only"] and hangup["cap_drop"] == ["ALL"] and (ROOT / hangup["build"]["dockerfile"]).exists()
 
 

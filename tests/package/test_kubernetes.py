@@ -18,6 +18,7 @@ import pytest
 from tools.kustomize import TARGET as KUSTOMIZE
 
 from hangup.cli.main import main
+from hangup.config import LimitSettings
 from support.processes import HANGUP, Gateway, StandIn
 from support.raw import Client
 from support.waiting import PATIENCE_S, wait_until
@@ -35,7 +36,7 @@ FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ["base", "overlays/vllm", "overlays/production"]
 SCHEMAS = ["1.30", "1.37"]  # the oldest that has preStop.sleep on, and the newest that is published
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}  # the Prometheus operator's own kinds
-LAST_WRITES_S = 30  # docs/operations.md, "Stopping and reloading"
+EXIT_S = LimitSettings().exit_s
 
 
 def rendered(overlay: str) -> list[dict[str, Any]]:
@@ -101,7 +102,7 @@ def test_the_grace_period_is_longer_than_the_drain(objects: list[dict[str, Any]]
     pod = only(objects, "Deployment")["spec"]["template"]["spec"]
     drain_s = tomllib.loads(settings(objects))["limits"]["drain_s"]
     sleep_s = container(objects)["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert pod["terminationGracePeriodSeconds"] >= sleep_s + drain_s + 2 + LAST_WRITES_S
+    assert pod["terminationGracePeriodSeconds"] >= sleep_s + drain_s + EXIT_S
 
 
 def test_the_configuration_is_valid(objects: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,15 +171,14 @@ class TestFailing:
         assert logged == ["ledger_failed", "ledger_recovered"]
         store.close()
 
-    def test_a_lock_of_another_process_at_the_end_is_waited_for(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_lock_of_another_process_at_the_end_is_waited_for(self, tmp_path: Path) -> None:
         """It is no disk that hangs: when it is released, the last accounts are written."""
-        monkeypatch.setattr(ledger, "_CLOSE_S", 120.0)
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append(event))
         file_of(store).db.execute("PRAGMA busy_timeout = 10")
         with locked_by_another_process(path) as release:
             book(store)
-            closing = threading.Thread(target=store.close)
+            closing = threading.Thread(target=store.close, args=(120.0,))
             closing.start()
             wait_until(lambda: "ledger_failed" in logged, what="the lock to be met")
             closing.join(0.5)
@@ -191,17 +190,14 @@ class TestFailing:
         assert again.report(3600, "tenant")["total"]["calls"] == 1
         again.close()
 
-    def test_a_lock_that_stays_ends_with_the_number_of_lost_calls(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(ledger, "_CLOSE_S", 0.2)
+    def test_a_lock_that_stays_ends_with_the_number_of_lost_calls(self, tmp_path: Path) -> None:
         path, logged = tmp_path / "l.db", []
         store = make(path, flush_s=60, log_event=lambda event, **fields: logged.append((event, fields)))
         file_of(store).db.execute("PRAGMA busy_timeout = 10")
         with locked_by_another_process(path):
             book(store)
             book(store)
-            store.close()
+            store.close(1.0)
         assert logged == [
             ("ledger_failed", {"error": "database is locked"}),
             ("ledger_entries_lost", {"calls": 2, "in_doubt": 0}),
@@ -437,7 +433,7 @@ def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(mon
     with pytest.raises(LedgerBusy, match="did not answer"):
         store.report(3600, "tenant")
     book(store)
-    store.close()
+    store.close(0.2)
     assert store.dropped == 1, "the one that nobody writes any more"
     assert lost == [{"calls": 1, "in_doubt": 1}]
     disk_works.set()

@@ -15,6 +15,7 @@ from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
 from hangup.gateway.apis.routes import Router
 from hangup.gateway.jobs.api import JobApi
+from hangup.gateway.jobs.closing import CLOSE_S
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.jobs import JobStore, NewItem
@@ -91,9 +92,10 @@ def answered(item: ItemClient, body: bytes = b'{"id":"x"}', status: int = 200, r
 
 @contextlib.asynccontextmanager
 async def open_registry(
-    store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True
+    store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True, close_s: float = CLOSE_S
 ) -> AsyncIterator[JobRegistry]:
-    """Open a registry; without `ticks`, it reads the store and sends heartbeats only when the test says so."""
+    """Open a registry; without `ticks`, it reads the store and sends heartbeats only when the test says so. At the end, it has
+    `close_s` for its last writes."""
     registry = JobRegistry(store, host, asyncio.get_running_loop(), keep_days)
     JobApi(registry, lambda: Router(()))
     await registry.open()
@@ -102,7 +104,7 @@ async def open_registry(
     try:
         yield registry
     finally:
-        await registry.close()
+        await registry.close(close_s)
 
 
 def items(count: int) -> list[NewItem]:

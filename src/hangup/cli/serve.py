@@ -18,6 +18,7 @@ from hangup.config import BackendSettings
 from hangup.config.load import Configuration
 from hangup.engine.options import EngineOptions
 from hangup.gateway.config_watch import reloading_on_change
+from hangup.gateway.exit_watch import EXIT_WATCH
 from hangup.gateway.reaper import core_dumps
 from hangup.gateway.server import Server
 from hangup.gateway.service_manager import SERVICE_MANAGER
@@ -55,6 +56,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     core_dumps.forbid()
+    EXIT_WATCH.use()
     SERVICE_MANAGER.connect(os.environ)
     config = configuration(arguments)
     # asyncio.Runner cancels any task that is left.

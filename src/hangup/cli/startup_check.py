@@ -26,10 +26,10 @@ from hangup.config.schema import LISTS, scalar_fields
 from hangup.errors import ConfigError, HangupError
 from hangup.gateway import ports
 from hangup.gateway.client import sockets
+from hangup.gateway.job_opener import jobs_path
 from hangup.gateway.name_resolver import NameResolver
 from hangup.gateway.otel_environment import TraceTarget
 from hangup.gateway.otlp import Exporter
-from hangup.gateway.server import jobs_path
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.ledger_tables import VERSION as LEDGER_VERSION
 from hangup.gateway.store.postgresql import is_postgresql

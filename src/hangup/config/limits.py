@@ -400,6 +400,12 @@ class ProcessLimits:
     """Limits on the process itself."""
 
     drain_s: float = limit(30.0, "Shutdown timeout after SIGTERM: how long running calls may take before hangup ends them.")
+    exit_s: float = limit(
+        20.0,
+        "After the drain: within this time the process exits, also if a store is locked or a disk hangs. Clients read their "
+        "last bytes, spawned engines stop, and results, ledger and traces are written; the log says what could not be.",
+        least=1,
+    )
     worker_silence_s: float = limit(
         20.0, "How long a worker process may be silent, stopped or blocked, before hangup kills and replaces it.", least=1
     )

@@ -8,6 +8,7 @@ Intake ──▶ kinds/ (CallFlow) ──▶ Routing, Placement ──▶ core.a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -147,14 +148,14 @@ class Gateway:
         """End all live calls."""
         self.registry.end_all(reason, self.log.guard)
 
-    async def close(self) -> None:
-        """Close all parts, after the last call has ended."""
+    async def close(self, within_s: float = math.inf) -> None:
+        """Close all parts, after the last call has ended. Spawned engines that do not stop within this time are killed."""
         self._paces.close()
         self.placement.close()
         if self.jobs.provider is not None:
             await self.jobs.provider.close()
         await self.routing.close()
         await self.backends.stop_watching()
-        await self.stopping.close()
+        await self.stopping.close(within_s)
         self.intake.close_after_answers()
         await self.backends.close()

@@ -28,6 +28,7 @@ from hangup.tasks import TASKS
 from hangup.terminal import is_coloured
 
 _FLUSH_S = 0.05
+_CLOSE_S = 2.0  # for the last lines
 # What happened to backends, and what operators did: the dashboard lists these.
 _LISTED = frozenset(
     [
@@ -128,12 +129,12 @@ class Log:
             return False
         return True
 
-    def close(self) -> None:
+    def close(self, within_s: float = _CLOSE_S) -> None:
         self._closing = True
         self._begun.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout=2)
+            self._thread.join(timeout=min(within_s, _CLOSE_S))
         if self._out is not None and self._closes_out:
             self._out.close()
 

@@ -10,16 +10,15 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from hangup.config import ClientLimits, Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
-from hangup.core.clocks import Backoff
 from hangup.core.histogram import Histogram
 from hangup.errors import HangupError
 from hangup.gateway import ports
@@ -30,29 +29,26 @@ from hangup.gateway.backends.pool import Dial
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handshake import TlsListener
+from hangup.gateway.closing import LEDGER_SHARE, PARTS_SHARE, READ_SHARE, ClosingStages
 from hangup.gateway.discovery import Discovery
 from hangup.gateway.divergence_monitor import DivergenceMonitor
+from hangup.gateway.exit_watch import EXIT_WATCH
 from hangup.gateway.fixed_settings import check_reload, needs_restart
 from hangup.gateway.gateway import Gateway
-from hangup.gateway.jobs.api import JobApi
-from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.job_opener import JobOpener
 from hangup.gateway.log import Log
 from hangup.gateway.loop_watch import LoopWatch
 from hangup.gateway.otlp import Exporter, configured_exporter
 from hangup.gateway.registry import TURNED_AWAY_MAX
 from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.stderr import write_stderr
-from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
-from hangup.gateway.store.postgresql import without_password
-from hangup.gateway.store.worker_thread import StoreDamaged, StoreFailed
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.tasks import TASKS
 
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything but calls and the admin port
-_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before another attempt to open the job store
 
 
 class Listener(Protocol):
@@ -81,7 +77,6 @@ class Server:
         self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
         self._admin: AdminServer | None = None
         self._reload_tasks: set[asyncio.Task[None]] = set()
-        self._jobs_task: asyncio.Task[None] | None = None  # opens the job store if that failed at the start
         self._reloading = asyncio.Lock()  # reloads run in the order of their requests
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
@@ -111,7 +106,8 @@ class Server:
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
         if gateway.intake.connections_allowed < settings.limits.connections_max:
             self._log.event("connections_max_lowered", connections_max=gateway.intake.connections_allowed)
-        gateway.jobs.api = await self._open_jobs(settings, data_sock.getsockname()[1])
+        self._job_opener = JobOpener(gateway)
+        await self._job_opener.open(settings, data_sock.getsockname()[1])
         gateway.intake.tls = tls
         listener = await self._start_listening(data_sock)
         monitor = DivergenceMonitor(
@@ -139,29 +135,45 @@ class Server:
         finally:
             listener.close()
             gateway.end_all(reasons.DRAINED)
-            await self._let_clients_read()
-            lag_task.cancel()
-            monitor_task.cancel()
-            names_task.cancel()
-            await self._discovery.close()
-            for task in self._reload_tasks:
+            cancelled = [monitor_task, names_task, *self._reload_tasks]
+            for task in cancelled:
                 task.cancel()
-            if self._jobs_task is not None:
-                self._jobs_task.cancel()
-                await asyncio.gather(self._jobs_task, return_exceptions=True)
-            if gateway.jobs.api is not None:
-                await gateway.jobs.api.registry.close()
-            await gateway.close()
-            self._ending = True
-            self._stop_admin()
-            await asyncio.gather(
-                admin_task, lag_task, monitor_task, names_task, monitor.close(), *self._reload_tasks, return_exceptions=True
-            )
-            await asyncio.to_thread(store.close)
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
-            self._stalls.close()
-            self._log.close()
+            await self._close(admin_task, lag_task, cancelled, monitor, store)
+
+    async def _close(
+        self,
+        admin_task: asyncio.Task[None],
+        lag_task: asyncio.Task[None],
+        cancelled: list[asyncio.Task[None]],
+        monitor: DivergenceMonitor,
+        store: LedgerStore,
+    ) -> None:
+        """End within `exit_s`: each stage takes its part of what is left, so that none leaves nothing to those after it."""
+        gateway, tracer = self.gateway, self._tracer
+        closing = ClosingStages(gateway.limits.exit_s, self._log)
+        EXIT_WATCH.begin(closing.deadline)
+        await closing.stage(clients=self._let_clients_read(closing.part(READ_SHARE)))
+        within_s = closing.part(PARTS_SHARE)
+        await closing.stage(
+            jobs=self._close_jobs(within_s), gateway=gateway.close(within_s), names=self._discovery.close(), within_s=within_s
+        )
+        self._ending = True
+        self._stop_admin()
+        lag_task.cancel()
+        await closing.stage(tasks=asyncio.gather(admin_task, lag_task, *cancelled, monitor.close(), return_exceptions=True))
+        last_s = closing.part(LEDGER_SHARE)
+        await closing.stage(
+            ledger=asyncio.to_thread(store.close, last_s),
+            traces=asyncio.to_thread(tracer.close, last_s) if tracer is not None else None,
+        )
+        self._stalls.close()
+        self._log.close(closing.part(1.0))
+
+    async def _close_jobs(self, within_s: float) -> None:
+        began = time.monotonic()
+        await self._job_opener.close()
+        if self.gateway.jobs.api is not None:
+            await self.gateway.jobs.api.registry.close(max(0.0, within_s - (time.monotonic() - began)))
 
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
         if self._ending:
@@ -196,52 +208,6 @@ class Server:
             return TlsListener(gateway.intake, loop, sock)
         return await loop.create_server(lambda: ClientConnection(gateway.intake, loop), sock=sock, backlog=sockets.BACKLOG)
 
-    async def _open_jobs(self, settings: Settings, port: int) -> JobApi | None:
-        path = jobs_path(settings, port)
-        if path is None:
-            return None
-        try:
-            return await self._open_store(path, settings)
-        except HangupError as error:
-            if settings.jobs != "auto" and not isinstance(error, StoreFailed):
-                raise
-            # Users without jobs need no place to store them, and a full disk or a lock must not keep live calls waiting.
-            self._log.event("jobs_disabled", error=str(error))
-            self._jobs_task = TASKS.keep("jobs", partial(self._open_jobs_later, path, settings))
-            return None
-
-    async def _open_store(self, path: str, settings: Settings) -> JobApi:
-        store = await self._opened(path, settings.limits.wal_bytes_max)
-        registry = JobRegistry(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
-        job_api = JobApi(registry, lambda: self.gateway.policy.router)
-        try:
-            await registry.open()
-        except BaseException as failure:  # cancellation included: nobody else would close the store's thread and file
-            await asyncio.to_thread(store.close)
-            if not isinstance(failure, StoreFailed):
-                raise
-            kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
-            raise kind(f"cannot use {without_password(path)}: {failure}") from None
-        return job_api
-
-    async def _opened(self, path: str, wal_bytes_max: int) -> JobStore:
-        """Return the opened store. If cancelled meanwhile, close the store once it is open, because it has no other owner."""
-        opening = TASKS.start("job store", asyncio.to_thread(JobStore, path, wal_bytes_max), handled=(HangupError,))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            with contextlib.suppress(HangupError):
-                await asyncio.to_thread((await opening).close)
-            raise
-
-    async def _open_jobs_later(self, path: str, settings: Settings) -> None:
-        pauses = Backoff(_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S)
-        while self.gateway.jobs.api is None:
-            await asyncio.sleep(pauses.failed(self.gateway.loop.time()))
-            with contextlib.suppress(HangupError):
-                self.gateway.jobs.api = await self._open_store(path, settings)
-                self._log.event("job_store_opened")
-
     def stop(self) -> None:
         """Start the drain; when called again, cut it short."""
         SERVICE_MANAGER.stopping()
@@ -254,8 +220,7 @@ class Server:
 
     async def _drain(self) -> None:
         gateway, limits = self.gateway, self.gateway.limits
-        if self._jobs_task is not None:
-            self._jobs_task.cancel()  # a store that opens now would start items, and the drain would wait for them
+        self._job_opener.give_up()
         live = len(gateway.registry.live)
         self._log.event("drain_started", live=live, drain_s=limits.drain_s)
         gateway.start_drain()
@@ -273,9 +238,9 @@ class Server:
         if gateway.registry.live:
             self._log.event("drain_cut_short", ended=len(gateway.registry.live), forced=self._force.is_set())
 
-    async def _let_clients_read(self) -> None:
+    async def _let_clients_read(self, within_s: float) -> None:
         """Let clients read the last bytes that were sent to them, for at most `linger_s`, as with refused clients."""
-        deadline = asyncio.get_running_loop().time() + self.gateway.limits.linger_s
+        deadline = asyncio.get_running_loop().time() + min(self.gateway.limits.linger_s, within_s)
         intake, loop = self.gateway.intake, asyncio.get_running_loop()
         while intake.open_connections and loop.time() < deadline and not self._force.is_set():
             intake.close_after_answers()
@@ -389,18 +354,6 @@ def open_log(settings: Settings, *, shared: bool = False) -> Log:
         return Log(settings.log, limits.log_lines_max, shared=shared, format=settings.log_format, events_max=events_max)
     except OSError as error:
         raise HangupError(f"cannot write the log to {settings.log}: {error.strerror or error}") from None
-
-
-def jobs_path(settings: Settings, port: int) -> str | None:
-    """Return the path of the job store, perhaps with a ~; "" for a store in memory, None for no store."""
-    if settings.jobs in ("none", "provider"):
-        return None
-    if settings.jobs != "auto":
-        return settings.jobs
-    if settings.port == 0:  # a random port, by which the next process could not find the store
-        return ""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return str(Path(state) / "hangup" / f"jobs-{port}.sqlite")
 
 
 def _tracer(settings: Settings, log: Log) -> Tracer | None:

@@ -195,7 +195,7 @@ class Stopping:
 
     # Shutdown
 
-    async def close(self) -> None:
-        await self.reaper.close()
+    async def close(self, within_s: float = math.inf) -> None:
+        await self.reaper.close(within_s)
         self._lines.close()
         await self.aborts.close()

@@ -77,9 +77,10 @@ class Tracer:
         else:
             self._calls.append(call)
 
-    def close(self) -> None:
+    def close(self, within_s: float = math.inf) -> None:
+        """Send one last batch, within this time and the exporter's own."""
         self._closing.set()
-        self._thread.join(timeout=self._close_s)
+        self._thread.join(timeout=min(within_s, self._close_s))
 
     def _run(self) -> None:
         while not self._closing.wait(_FLUSH_S):

@@ -62,9 +62,9 @@ class SharingServer(Server):
         view.shared_state = self._link
         await super()._serve_admin(view, sock, policy, limits)
 
-    async def _let_clients_read(self) -> None:
+    async def _let_clients_read(self, within_s: float) -> None:
         """All calls have ended: once the engines were told, others may use what this gateway held."""
-        await super()._let_clients_read()
+        await super()._let_clients_read(within_s)
         await self.gateway.stopping.aborts.wait()
         await self._link.close()
 

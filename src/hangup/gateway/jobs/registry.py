@@ -21,6 +21,7 @@ from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.gateway.jobs import workers
 from hangup.gateway.jobs.active_job import REASON_OF, ActiveJob
+from hangup.gateway.jobs.closing import CLOSE_S, close_store
 from hangup.gateway.jobs.due_jobs import DueJobs
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.interest import ClientInterest
@@ -42,7 +43,6 @@ _RENEWAL_LAG_S = 2 * _HEARTBEAT_EVERY_S  # until a renewal at another process is
 _STORE_WAIT_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
 _LOADED_MAX, _COMPARED_MAX = 1000, 500  # active jobs read at a time at the start, and compared with the store per heartbeat
-_CLOSE_S = 10.0  # for the last results and claims
 _DAY_S = 86_400.0
 _ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim and events per attempt
 
@@ -88,7 +88,7 @@ class JobRegistry:
             last = await self._load_active(0)
             tenants = await store.do(store.jobs.tenants) if last is not None else []
         except BaseException:  # nothing may go on without an owner: the caller closes the store, and may try again
-            await self._runner.close(_CLOSE_S)
+            await self._runner.close(CLOSE_S)
             await self._runner.abandon()
             await self._tasks.close()
             raise
@@ -470,24 +470,22 @@ class JobRegistry:
         self._draining = True
         self._runner.stop()
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = CLOSE_S) -> None:
         """Write what is pending, give back all claims and close the store. Every call must have ended."""
         self.stop()
         self._repeating.close()
-        written = await self._runner.close(_CLOSE_S)
+        await close_store(
+            self.store,
+            self._runner,
+            end_tasks=self._end_tasks,
+            give_back=partial(self._give_back, self._worker),
+            log_event=self._host.log_event,
+            within_s=within_s,
+        )
+
+    async def _end_tasks(self) -> None:
         await self._watches.close()
         await self._tasks.close()
-        failure: Exception | None = None if written else TimeoutError()
-        if written:  # otherwise the store would refuse the results that are still to be written
-            try:
-                async with asyncio.timeout(_CLOSE_S):
-                    await self.store.do(partial(self._give_back, self._worker))
-            except (StoreFailed, TimeoutError) as error:
-                failure = error
-        if failure is not None:  # that does not keep the process: others run its items again
-            self._host.log_event("job_store_failed", error=str(failure) or f"no answer within {_CLOSE_S:g} s")
-        await asyncio.to_thread(self.store.close)
-        await self._runner.abandon()
 
     def _store_failed(self, failure: StoreFailed) -> None:
         self._runner.writer.store_failed(failure)

@@ -393,10 +393,10 @@ class ItemRunner:
         await self._claim_tasks.wait()
         await self.writer.close()
 
-    async def abandon(self) -> None:
+    async def abandon(self, within_s: float = _ABANDON_S) -> None:
         """End what `close` left, after the store was closed."""
-        if self._last_writes is not None:
-            await asyncio.wait([self._last_writes], timeout=_ABANDON_S)  # for the outcome of its last write
+        if self._last_writes is not None:  # wait for the outcome of its last write
+            await asyncio.wait([self._last_writes], timeout=min(within_s, _ABANDON_S))
         await self.writer.abandon()
         if self._last_writes is not None:
             self._last_writes.cancel()

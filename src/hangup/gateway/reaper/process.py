@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -27,6 +28,7 @@ class Spawned:
         self._words = restart.command(backend.settings.spawn, backend.settings)
         self._wanted = asyncio.Event()  # set when a restart is requested
         self._up = asyncio.Event()
+        self._stop_within_s = math.inf
         self._task = TASKS.keep("spawn", self._run)
 
     async def restart(self) -> str:
@@ -36,7 +38,9 @@ class Spawned:
         await self._up.wait()
         return "" if self.process is not None else f"cannot start {self._words[0]}"
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = math.inf) -> None:
+        """Stop the process for good, and kill it if it has not stopped within this time or `stop_s`."""
+        self._stop_within_s = within_s
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -78,7 +82,7 @@ class Spawned:
         finally:
             self.process = None
             # Shielded from cancellation of this task: the process must not outlive the gateway.
-            await asyncio.shield(restart.end(process, self._backend.limits.stop_s))
+            await asyncio.shield(restart.end(process, min(self._backend.limits.stop_s, self._stop_within_s)))
         return loop.time() - began
 
 

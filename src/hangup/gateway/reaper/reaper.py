@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -84,9 +86,11 @@ class Reaper:
             watch.stop_judging()
             await watch.close()
 
-    async def close(self) -> None:
-        for backend in list(self._watches):
-            await self._watches.pop(backend).close()
+    async def close(self, within_s: float = math.inf) -> None:
+        """End all watches. Spawned engines stop at the same time: one after another, they might take `stop_s` each."""
+        watches = list(self._watches.values())
+        self._watches.clear()
+        await asyncio.gather(*(watch.close(within_s) for watch in watches))
 
     # Several processes: one of them judges all backends
 

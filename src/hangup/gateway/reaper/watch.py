@@ -206,12 +206,12 @@ class BackendWatch:
         self._wake.set()
         return found
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = math.inf) -> None:
         self._look_again_at(math.inf)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._spawned is not None:
-            await self._spawned.close()
+            await self._spawned.close(within_s)
 
     # The loop
 

@@ -7,6 +7,7 @@ one transaction. A killed process loses at most that batch. `ledger_tables` has 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -35,7 +36,8 @@ _OTHER = "(other)"
 # A transaction that takes this long, which is longer than any wait for a lock, has a disk that hangs: reports and the end of
 # the process go on without it.
 _HANGING_S = 5.0
-_CLOSE_S = 10.0  # for the last write, while another process holds the lock
+_CLOSE_S = 10.0  # for the last write, while another process holds the lock, unless the caller has less time
+_END_S = 0.5  # for the thread to end after its last attempt
 _LOCK_PAUSE_S = 0.05  # between attempts, for a lock that SQLite does not wait for itself
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
 _DELETED_MINUTES = 1440  # deleted per transaction
@@ -95,6 +97,7 @@ class LedgerStore:
         self._unsure: tuple[int, _Accounts, _Counts] | None = None  # a transaction that may be committed, and what it wrote
         self._locked = False  # the last failure was the lock of another process
         self._log_event = log_event
+        self._write_until = math.inf  # monotonic; set by `close`
         self._closing = threading.Event()
         self._thread = TASKS.thread("ledger", self._run)
 
@@ -179,21 +182,17 @@ class LedgerStore:
         }
         return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
 
-    def close(self) -> None:
+    def close(self, within_s: float = _CLOSE_S) -> None:
         """Write the remaining accounts and close the file. If the disk hangs or another process does not release its lock,
         leave both, so that the process can end, and log what is lost."""
-        until = time.monotonic() + _CLOSE_S
+        self._write_until = time.monotonic() + within_s - _END_S
         self._closing.set()
-        self._thread.join(timeout=_HANGING_S)
-        try:
-            with self._use_file():
-                while not self._write() and self._locked and time.monotonic() < until:
-                    time.sleep(_LOCK_PAUSE_S)
-                self._tables.close()
-        except LedgerBusy as busy:
-            self._report_failure(busy)
+        self._thread.join(timeout=within_s)
+        if self._thread.is_alive():
+            self._report_failure(LedgerBusy(f"the ledger's {self._tables.where} did not answer for {within_s:.1f} s"))
         with self._accounts_lock:
-            lost = _calls_of(self._accounts)
+            unwritten, self._accounts = self._accounts, {}  # the thread must not write later what is reported as lost
+        lost = _calls_of(unwritten)
         self.dropped += lost
         in_doubt = self._in_doubt + (_calls_of(self._unsure[1]) if self._unsure is not None else 0)
         if lost or in_doubt:
@@ -217,11 +216,23 @@ class LedgerStore:
             with TASKS.working("ledger"), self._db_lock:
                 self._write()
             if self._closing.is_set():  # `close` waits: nothing that may take long is begun
-                return
+                break
             try:
                 self._delete_expired()
             except Exception as error:
                 self._report_failure(error)
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Write for the last time, and close the file. Here and not in `close`: nobody can give up a write of his own."""
+        with TASKS.working("ledger"), self._db_lock:
+            while True:
+                left_s = self._write_until - time.monotonic()
+                self._tables.wait_less(max(0.0, left_s))
+                if self._write() or not self._locked or left_s <= 0:
+                    break
+                time.sleep(_LOCK_PAUSE_S)
+            self._tables.close()
 
     def _write(self) -> bool:
         """Write all accounts; return False, and keep them, if that is not possible now."""

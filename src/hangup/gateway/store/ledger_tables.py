@@ -67,6 +67,9 @@ class LedgerTables(Protocol):
     def lock_for_deletion(self, db: Connection) -> None:
         """Keep others from deleting rows until the transaction ends."""
 
+    def wait_less(self, seconds: float) -> None:
+        """Wait no longer than this for the lock of another process from now on."""
+
     def close(self) -> None: ...
 
 
@@ -115,6 +118,10 @@ class LedgerFile:
         return int(db.execute(USED_BYTES).fetchone()[0])
 
     def lock_for_deletion(self, db: Connection) -> None: ...
+
+    def wait_less(self, seconds: float) -> None:
+        (longest_ms,) = self.db.execute("PRAGMA busy_timeout").fetchone()
+        self.db.execute(f"PRAGMA busy_timeout = {min(longest_ms, seconds * 1000):.0f}")
 
     def close(self) -> None:
         self.db.close()
@@ -172,6 +179,9 @@ class LedgerServer:
 
     def lock_for_deletion(self, db: Connection) -> None:
         db.execute("SELECT pg_advisory_xact_lock(?)", (_DELETING,))
+
+    def wait_less(self, seconds: float) -> None:
+        """A server ends what waits for a lock by itself."""
 
     def close(self) -> None:
         self._connection.close()

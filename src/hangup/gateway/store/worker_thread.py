@@ -17,7 +17,7 @@ from hangup.tasks import TASKS
 R = TypeVar("R")
 T = TypeVar("T")
 BATCH_MAX = 512  # pieces of work per transaction
-_CLOSE_S = 10.0  # for the work that is queued when the store is closed
+CLOSE_S = 10.0  # for the work that is queued when a store is closed, unless the caller has less time
 Outcomes = list[tuple["asyncio.Future[Any]", Any, BaseException | None]]  # for each piece of work its result or its error
 
 
@@ -104,11 +104,11 @@ class StoreThread:
         self._wake.set()
         return await future
 
-    def close(self) -> None:
-        """Run the work that is still queued, then close the store."""
+    def close(self, within_s: float = CLOSE_S) -> None:
+        """Run the work that is still queued, then close the store; give up a thread that is not done within this time."""
         self._closing = True
         self._wake.set()
-        self._thread.join(timeout=_CLOSE_S)
+        self._thread.join(timeout=within_s)
         closed: BaseException | None = StoreFailed("the store is closed")
         # Queued while the thread was ending, or behind a disk that hangs: fail it, so that no caller waits forever; and the
         # thread must not do later what its caller takes for undone.

@@ -12,6 +12,7 @@ import sys
 import uvloop
 
 from hangup.errors import HangupError
+from hangup.gateway.exit_watch import EXIT_WATCH
 from hangup.gateway.workers.channel import Channel, unpacked
 from hangup.gateway.workers.link import SupervisorLink
 from hangup.gateway.workers.server import serve
@@ -34,6 +35,7 @@ async def _run(channel_fd: int, socket_fds: list[int]) -> int:
 
 def main() -> int:
     channel_fd, *socket_fds = map(int, sys.argv[1:])
+    EXIT_WATCH.use()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(channel_fd, socket_fds))
 

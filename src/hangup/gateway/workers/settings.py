@@ -11,7 +11,7 @@ from hangup.config import Settings
 from hangup.config.check import default_name, is_discovered
 from hangup.config.load import Configuration
 from hangup.errors import ConfigError
-from hangup.gateway.server import jobs_path
+from hangup.gateway.job_opener import jobs_path
 
 
 def worker_count(settings: Settings) -> int:

@@ -17,11 +17,13 @@ from urllib.parse import quote
 
 from hangup.config.load import Configuration
 from hangup.core.clocks import Backoff
+from hangup.core.deadline import Deadline
 from hangup.core.members import LeftCall, PlaceReport, TokensCharged
 from hangup.core.members.pace import LOOK_S
 from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.exit_watch import EXIT_WATCH
 from hangup.gateway.fixed_settings import check_reload
 from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
@@ -40,7 +42,7 @@ from hangup.tasks import TASKS, Tasks
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
 _START_S = 120.0  # a worker that is not ready by then is replaced
 _END_S = 10.0  # a worker that closed its end of the channel has this long to exit
-_LAST_WRITES_S = 60.0  # and after its drain this long to write: a store that is locked or slow must not cost results
+_LATE_S = 2.0  # after the time by which all workers should have exited: then those that are left are killed
 
 
 class Supervisor:
@@ -326,7 +328,9 @@ class Supervisor:
             worker.channel.send("drain")
         force = self._tasks.start(self._force_later())
         limits = self.configuration.settings.limits
-        await self._wait_until(lambda: not self._all, limits.drain_s + limits.linger_s + _LAST_WRITES_S)
+        within_s = limits.drain_s + limits.exit_s + _LATE_S
+        EXIT_WATCH.begin(Deadline(time.monotonic() + within_s + _END_S))
+        await self._wait_until(lambda: not self._all, within_s)
         force.cancel()
 
     async def _force_later(self) -> None:

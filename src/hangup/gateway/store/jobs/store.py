@@ -14,6 +14,7 @@ from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.jobs.table import JobTable
 from hangup.gateway.store.jobs.workers import WorkerTable
 from hangup.gateway.store.postgresql import PostgresDatabase, is_postgresql
+from hangup.gateway.store.worker_thread import CLOSE_S
 
 R = TypeVar("R")
 _PAGES_PER_CALL = 1000  # freed per call of `shrink`
@@ -54,5 +55,5 @@ class JobStore:
     async def do(self, work: Callable[[], R]) -> R:
         return await self._database.do(work)
 
-    def close(self) -> None:
-        self._database.close()
+    def close(self, within_s: float = CLOSE_S) -> None:
+        self._database.close(within_s)
