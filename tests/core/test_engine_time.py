@@ -29,6 +29,15 @@ def test_the_shares_of_all_calls_are_the_time_the_engine_was_busy(events: list[t
     assert math.isclose(used, busy, abs_tol=1e-6) and math.isclose(time.busy_s, busy, abs_tol=1e-6)
 
 
+def test_calls_of_other_processes_use_the_engines_time_as_well() -> None:
+    time = EngineTime()
+    time.note_others(3, 0.0)
+    mark = time.enter(0.0)
+    time.note_others(1, 4.0)
+    assert time.leave(mark, 6.0) == 4.0 / 4 + 2.0 / 2
+    assert time.busy_s == 6.0, "the time with calls of this process"
+
+
 def booked(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Account:
     account = Account()
     account.add_call(call, engine_s, predicted_tokens, price)

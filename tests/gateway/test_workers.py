@@ -201,6 +201,24 @@ class TestOneGateway:
                 client.sock.close()
         engine.wait_idle()
 
+    def test_shares_of_engine_time_add_up_to_it(self, gateway: Gateway, engine: StandIn) -> None:
+        """A second with calls of both workers is one second of the engine, not one of each worker."""
+
+        def spent() -> tuple[int, float]:
+            rows = get_json(f"{gateway.admin_url}/api/report?by=cause")["rows"]
+            return sum(row["calls"] for row in rows), sum(row["engine_s"] for row in rows)
+
+        engine.wait_idle()
+        wait_until(lambda: not get_json(f"{gateway.admin_url}/api/overview")["live"])
+        (calls, seconds), began = spent(), time.monotonic()
+        streams = Streams(gateway, SLOTS, max_tokens=300)
+        for client in streams.clients:
+            client.read_until(b"[DONE]")
+        took = time.monotonic() - began
+        streams.close()
+        wait_until(lambda: spent()[0] >= calls + SLOTS, what="the ledger")
+        assert spent()[1] - seconds < 1.4 * took
+
     def test_a_drained_backend_is_drained_everywhere(self, gateway: Gateway, engine: StandIn) -> None:
         name = engine.url.removeprefix("http://")
         admin(gateway, "PUT", f"/api/backends/{name}/drain")

@@ -1,7 +1,8 @@
 """Splits an engine's time among its calls: a second in which it worked for n calls counts as 1/n s for each.
 
 So the shares of all calls add up to the time in which the engine had any call at all, and a price per hour can be charged to
-those who caused it. A running sum of 1/n over time makes a call's share one subtraction.
+those who caused it. A running sum of 1/n over time makes a call's share one subtraction. Calls of other gateway processes
+count in n as well, as far as they are known.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 class EngineTime:
     """The time of one engine."""
 
-    __slots__ = ("_at", "_per_call_s", "busy_s", "call_s", "count")
+    __slots__ = ("_at", "_others", "_per_call_s", "busy_s", "call_s", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self.busy_s = 0.0
         self.call_s = 0.0  # call-seconds: the durations of all calls, added up
+        self._others = 0  # calls of other processes
         self._per_call_s = 0.0  # the share of a call that has been there from the start
         self._at = 0.0
 
@@ -39,4 +41,9 @@ class EngineTime:
             if self.count:
                 self.busy_s += passed
                 self.call_s += passed * self.count
-                self._per_call_s += passed / self.count
+                self._per_call_s += passed / (self.count + self._others)
+
+    def note_others(self, calls: int, now: float) -> None:
+        """Note how many calls other processes have there from now on."""
+        self.pass_until(now)
+        self._others = calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -20,15 +21,17 @@ Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the m
 class Reported:
     """What a member reported last of its calls."""
 
-    __slots__ = ("calls", "last_output_at", "live")
+    __slots__ = ("calls", "in_engines", "last_output_at", "live", "others")
 
     def __init__(self) -> None:
         self.live = 0
         self.last_output_at: dict[str, float] = {}  # of each backend, by the hub's clock
         self.calls: dict[str, LeftCall] = {}  # in engines
+        self.in_engines: dict[str, int] = {}  # how many, by backend
+        self.others: dict[str, int] = {}  # what it was told of the others
 
     def note(self, report: CallsReport) -> None:
-        self.live, self.last_output_at = report.live, report.output
+        self.live, self.last_output_at, self.in_engines = report.live, report.output, report.in_engines
         for call in report.new:
             self.calls[call.id] = call
         for id in report.gone:
@@ -132,6 +135,18 @@ class Hub:
             behind = {name: at for name, at in latest.items() if at > known.get(name, -math.inf)}
             if behind:
                 self._tell(member, "output", {"at": behind})
+
+    def pass_on_calls(self, members: Iterable[str]) -> None:
+        """Tell these members how many calls the others have at each backend, if that has changed."""
+        total = Counter[str]()
+        for reported in self._reported.values():
+            total.update(reported.in_engines)
+        for member in members:
+            mine = self.reported(member)
+            others = {name: count for name, calls in total.items() if (count := calls - mine.in_engines.get(name, 0)) > 0}
+            if others != mine.others:
+                mine.others = others
+                self._tell(member, "others", {"calls": others})
 
     # The calls of dead members
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from hangup.core.admission import BackendLoad
 from hangup.core.members import (
@@ -31,6 +32,7 @@ class CallsReport:
     gone: list[str]  # and the ids of those that are there no more
     live: int
     output: dict[str, float]  # when each backend last sent anything (monotonic)
+    in_engines: dict[str, int] = field(default_factory=dict)  # calls, by backend
 
 
 class Member:
@@ -105,7 +107,7 @@ class Member:
         gateway = self._gateway
         output = {name: b.last_output_at for name, b in gateway.backends.by_name.items() if b.last_output_at > -math.inf}
         before, now = self._sent_calls, dict[str, tuple[str, str]]()
-        new: list[LeftCall] = []
+        new, in_engines = list[LeftCall](), Counter[str]()
         for id, flow in gateway.registry.live.items():
             key = flow.engine_key
             if key and flow.backend is not None:
@@ -113,12 +115,13 @@ class Member:
                 if call.first_token_at is not None and call.progress_at > output.get(name, -math.inf):
                     output[name] = call.progress_at
                 entry = now[id] = (name, key)
+                in_engines[name] += 1
                 if before.get(id) != entry:
                     choices = flow.ticket.choices if flow.ticket is not None else 1
                     new.append(LeftCall(id, *entry, call.tenant, call.model, call.tokens_out, choices))
         self._sent_calls = now
         gone = [id for id in before if id not in now]
-        return CallsReport(new, gone, len(gateway.registry.live), output)
+        return CallsReport(new, gone, len(gateway.registry.live), output, in_engines)
 
     def _loads(self) -> Iterable[BackendLoad]:
         return self._gateway.placement.admission.fleet.loads
@@ -152,6 +155,12 @@ class Member:
             backend = self._gateway.backends.by_name.get(name)
             if backend is not None:
                 backend.last_output_at = max(backend.last_output_at, moment)
+
+    def note_others(self, calls: Mapping[str, int]) -> None:
+        """Note how many calls the other members have at each backend: they use its time as well."""
+        now = time.monotonic()
+        for name, backend in self._gateway.backends.by_name.items():
+            backend.load.time.note_others(calls.get(name, 0), now)
 
     def stop_calls(self, member: str, calls: Iterable[LeftCall], kind: str) -> None:
         """Stop the calls that a dead member left in the engines, and watch them as if they had been ours. `kind`: what the

@@ -91,7 +91,8 @@ class SupervisorLink:
         """Report everything."""
         report = self._member.calls()
         new = [call.row() for call in report.new]
-        self.channel.send("calls", new=new, gone=report.gone, live=report.live, output=report.output)
+        calls = {"new": new, "gone": report.gone, "live": report.live, "output": report.output}
+        self.channel.send("calls", **calls, in_engines=report.in_engines)
         charged = self._member.tokens_charged()
         if charged:
             self.channel.send("tokens_charged", rows=[tuple(row) for row in charged])
@@ -138,6 +139,8 @@ class SupervisorLink:
             self._member.take_token_levels([TokenLevel(*row) for row in message["levels"]], message["members"])
         elif kind == "output":
             self._member.note_output(message["at"])
+        elif kind == "others":
+            self._member.note_others(message["calls"])
         elif kind == "drain":
             self._server.drain()
         elif kind == "cut_drain_short":

@@ -190,7 +190,8 @@ class Supervisor:
             return
         if kind == "calls":
             new = [LeftCall(*row) for row in message["new"]]
-            self._hub.note_calls(worker.name, CallsReport(new, message["gone"], message["live"], message["output"]))
+            report = CallsReport(new, message["gone"], message["live"], message["output"], message["in_engines"])
+            self._hub.note_calls(worker.name, report)
         elif kind == "places":
             self._hub.note_places(worker.name, [PlaceReport(*row) for row in message["places"]], message["asks"])
         elif kind == "tokens_charged":
@@ -295,7 +296,9 @@ class Supervisor:
                     worker.kill()
             if silent != self.silent_slots():
                 self._apply_changes()
-            self._hub.pass_on_output([worker.name for worker in self.answering_workers()])
+            answering = [worker.name for worker in self.answering_workers()]
+            self._hub.pass_on_output(answering)
+            self._hub.pass_on_calls(answering)
 
     # Signals
 
