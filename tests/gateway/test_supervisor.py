@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,7 @@ from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.asgi import HOST
 from hangup.gateway.workers.settings import undrained
 from hangup.gateway.workers.supervisor import Supervisor
+from hangup.interpreter import command_for
 from support.linux import proc
 from support.processes import Process, StandIn, descendants
 from support.waiting import soon, wait_until
@@ -224,3 +227,13 @@ def test_a_signal_during_the_start_leaves_nothing_behind(tmp_path: Path) -> None
         process.signal(signal.SIGTERM)
         process.wait()
         assert list(tmp_path.iterdir()) == [] and not proc(first).exists()
+
+
+def test_files_in_the_current_directory_are_not_taken_for_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a command like `hangup`; `python -m hangup` looks there itself, and so do its workers."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    for first, output in (("/somewhere/bin", ""), (str(tmp_path), "not this one\n"), ("", "not this one\n")):
+        monkeypatch.setattr(sys, "path", [first, *sys.path[1:]])
+        done = subprocess.run([*command_for("queue")], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stderr, done.returncode) == (output, bool(output))

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import re
 import shlex
-import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
 
 from hangup.errors import HangupError
+from hangup.interpreter import command_for
 
 START_S_MAX = 30.0
 _ANSWER_S = 10.0
@@ -25,10 +25,10 @@ _FAKE_ENGINE = r"fake engine on http://127\.0\.0\.1:(\d+)"
 
 
 @contextlib.asynccontextmanager
-async def _process(*arguments: str, port: str) -> AsyncIterator[int]:
+async def _process(module: str, *arguments: str, port: str) -> AsyncIterator[int]:
     """Run a hangup process; it is ready when it prints its port in a line that matches `port`."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command_for(module), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     try:
         assert process.stdout is not None
@@ -39,7 +39,7 @@ async def _process(*arguments: str, port: str) -> AsyncIterator[int]:
                 if found := re.search(port, line):
                     break
             else:
-                raise HangupError(f"{' '.join(arguments)} did not start:\n{''.join(lines)}")
+                raise HangupError(f"{' '.join((module, *arguments))} did not start:\n{''.join(lines)}")
         yield int(found[1])
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -69,7 +69,7 @@ def gateway_with_engine(
     engine_port: int, flags: tuple[str, ...], admin_port: int
 ) -> contextlib.AbstractAsyncContextManager[int]:
     """Run a gateway that runs a fake engine, and restarts it."""
-    command = shlex.join([sys.executable, "-m", "hangup", "standin", "--port", "{port}", *flags])
+    command = shlex.join([*command_for("hangup"), "standin", "--port", "{port}", *flags])
     own = ("--port", "0", "--admin-port", str(admin_port), "--log", "none", "--upstream", f"http://127.0.0.1:{engine_port}")
     return _process("hangup", "serve", *own, *_SOON, "--spawn", command, port=_SERVING)
 

@@ -7,13 +7,13 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Iterable, Sequence
 
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.channel import Channel, Message
+from hangup.interpreter import command_for
 
 Answer = tuple[int, str]  # status and body of an answer of the admin API
 
@@ -45,7 +45,7 @@ class WorkerProcess:
         fds = [theirs.fileno(), *(sock.fileno() for sock in sockets)]
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "hangup.gateway.workers", *map(str, fds)),
+                *(*command_for("hangup.gateway.workers"), *map(str, fds)),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=fds,
                 start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone, which then drains the workers
