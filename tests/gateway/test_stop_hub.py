@@ -8,9 +8,14 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+from hangup.config import BackendSettings, LimitSettings
+from hangup.core.admission import HealthEvent, Trust
 from hangup.core.members import EndedCall, Members, StopFinding
+from hangup.gateway.backends.aborts import Aborts
+from hangup.gateway.backends.backend import Backend
 from hangup.gateway.members.peers import MemberPeers
 from hangup.gateway.members.stop_hub import StopHub
+from hangup.gateway.reaper import Reaper
 from hangup.gateway.reaper.peers import SharedBackend
 
 
@@ -22,9 +27,11 @@ class FakeReaper:
         self.followed = self.doubts = 0
         self.taken: list[EndedCall] = []
         self.learned: list[StopFinding] = []
+        self.trust: dict[str, Trust] = {}
 
-    def lead(self, calls: list[EndedCall], steps: dict[str, Any]) -> None:
+    def lead(self, calls: list[EndedCall], steps: dict[str, Any]) -> list[EndedCall]:
         self.led.append((calls, steps))
+        return []
 
     def follow(self) -> None:
         self.followed += 1
@@ -38,6 +45,9 @@ class FakeReaper:
 
     def found(self, row: StopFinding) -> None:
         self.learned.append(row)
+
+    def take_trust(self, backend: str, trust: Trust) -> None:
+        self.trust[backend] = trust
 
     def backends_named(self, name: str) -> list[Any]:
         return []
@@ -58,8 +68,11 @@ class Whole:
             gateway: Any = SimpleNamespace(stopping=stopping, log=SimpleNamespace(event=lambda *_, **__: None))
             gateway.accounting = SimpleNamespace(store=None)
             peers.start(gateway)
-            self.members.join(name)
-            self.hub.joined(name)
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        self.members.join(name)
+        self.hub.joined(name)
 
     def _sender(self, name: str) -> Callable[[str, dict[str, Any]], None]:
         return lambda kind, fields: self._soon(self.hub.handle, name, kind, fields)
@@ -170,5 +183,35 @@ def test_a_member_that_does_not_answer_means_no_sum_and_maybe_a_live_call() -> N
         assert await asking is None and backend.live_calls == 1
         assert await backend.count_before()
         assert await backend.count_after() is not None, "the others are enough from now on"
+
+    run(test)
+
+
+def test_a_backend_that_a_reload_has_replaced_is_not_the_quarantined_one_for_members_that_join_later() -> None:
+    async def test() -> None:
+        whole, loop = Whole("a", "b"), asyncio.get_running_loop()
+        await settle()
+        host: Any = SimpleNamespace(load_changed=lambda backend: None)
+        reaper = Reaper(Aborts(), host, 9, whole.peers["a"])
+        settings, limits = BackendSettings(url="http://127.0.0.1:9", name="gpu"), LimitSettings()
+        old = Backend(settings, limits, loop, has_peers=True)
+        reaper.watch(old)
+        watch = reaper._watches[old]
+        assert await whole.peers["a"].may_take("gpu", {"rung": "quarantined"}, [])
+        watch._apply_health_event(HealthEvent.QUARANTINED)
+        await settle()
+        assert whole.reapers["b"].trust == {"gpu": Trust.QUARANTINED}
+        reaper.watch(Backend(settings, limits, loop, has_peers=True))  # as a reload does, which changes its weight, say
+        old.load.health.apply(HealthEvent.RETIRED)
+        watch._apply_health_event(HealthEvent.TAKEN_BACK)
+        watch._apply_health_event(HealthEvent.QUARANTINED)  # it still has calls, and its name
+        await settle()
+        assert whole.reapers["b"].trust == {"gpu": Trust.TRUSTED}
+        whole.reapers["b"].trust.clear()
+        whole.join("b")  # as a new process
+        whole.leave("a")
+        await settle()
+        assert whole.reapers["b"].trust == {} and whole.reapers["b"].led[-1][1] == {}
+        await reaper.close()
 
     run(test)

@@ -71,6 +71,9 @@ class MemberPeers:
     def publish_trust(self, backend: str, trust: str) -> None:
         self._send("trust", term=self._term, backend=backend, trust=trust)
 
+    def publish_replaced(self, backend: str) -> None:
+        self._send("replaced", term=self._term, backend=backend)
+
     async def may_take(self, backend: str, step: dict[str, Any], rows: Sequence[StopFinding]) -> bool:
         while True:
             asked_at, term = time.monotonic(), self._term

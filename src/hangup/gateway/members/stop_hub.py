@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hangup.core.admission import Trust
 from hangup.core.members import EndedCall, Members, StopRecords
 from hangup.gateway.members.peers import ANSWER_S, finding_of
 
@@ -112,11 +113,20 @@ class StopHub:
 
     def _take_trust(self, member: str, message: dict[str, Any]) -> None:
         if self._leads(member, message):
-            backend, trust = message["backend"], message["trust"]
-            self._trust[backend] = trust
-            for other in self._members.names:
-                if other != member:
-                    self._tell(other, "trust", {"trust": {backend: trust}})
+            self._trust[message["backend"]] = message["trust"]
+            self._pass_on_trust(member, message["backend"], message["trust"])
+
+    def _pass_on_trust(self, leader: str, backend: str, trust: str) -> None:
+        for other in self._members.names:
+            if other != leader:
+                self._tell(other, "trust", {"trust": {backend: trust}})
+
+    def _replaced(self, member: str, message: dict[str, Any]) -> None:
+        """Forget what was known of an engine, or members that join later would take the new one for the old one."""
+        if self._leads(member, message):
+            self._trust.pop(message["backend"], None)
+            self._records.steps.pop(message["backend"], None)
+            self._pass_on_trust(member, message["backend"], Trust.TRUSTED.value)
 
     def _step(self, member: str, message: dict[str, Any]) -> None:
         ok = self._leads(member, message)
@@ -162,6 +172,7 @@ class StopHub:
         "ended": _ended,
         "found": _found,
         "trust": _take_trust,
+        "replaced": _replaced,
         "step": _step,
         "ask_all": _ask_all,
         "answer_leader": _answer,

@@ -36,6 +36,9 @@ class Peers(Protocol):
     def publish_trust(self, backend: str, trust: str) -> None:
         """Tell all how far a backend can be trusted."""
 
+    def publish_replaced(self, backend: str) -> None:
+        """Tell all that a reload has replaced a backend: what was known of its engine does not count any more."""
+
     async def may_take(self, backend: str, step: dict[str, Any], rows: Sequence[StopFinding]) -> bool:
         """Record a step before it is taken; return False if this process leads no longer."""
 
@@ -124,6 +127,10 @@ class SharedBackend:
     def publish_trust(self, trust: str) -> None:
         if self._peers is not None and self._peers.leads:
             self._peers.publish_trust(self._name, trust)
+
+    def publish_replaced(self) -> None:
+        if self._peers is not None and self._peers.leads:
+            self._peers.publish_replaced(self._name)
 
     async def may_take(self, step: dict[str, Any], zombies: Iterable[PendingStop]) -> bool:
         """Record a step of the ladder before it is taken; return False if another process leads by now."""

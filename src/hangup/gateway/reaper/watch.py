@@ -82,6 +82,7 @@ class BackendWatch:
         self._due_timer: asyncio.TimerHandle | None = None  # fires then
         self._spawned = Spawned(backend, self._log_event) if backend.settings.spawn else None
         self._task = TASKS.keep("reaper", self._run)
+        self._shared.publish_replaced()
 
     def __repr__(self) -> str:
         return f"<watch {self.backend.name} {self.ladder!r} {self.pending_stops!r}>"
@@ -451,7 +452,7 @@ class BackendWatch:
         before = health.trust
         if health.apply(event):
             self._host.load_changed(self.backend)
-        if health.trust is not before:
+        if health.trust is not before and not health.retired:  # another one may have its name by now
             self._shared.publish_trust(health.trust.value)
 
     def _health_event(self, now: float) -> HealthEvent:
