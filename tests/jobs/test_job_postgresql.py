@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,6 +34,7 @@ from support.job_registry import CALL, FakeGateway, answered, items, open_regist
 from support.jobs import start_job, wait_job
 from support.postgresql import LOCKED_USER, PostgresServer, postgres_server
 from support.processes import Gateway, Process, StandIn
+from support.raw import ask
 from support.waiting import soon, wait_until
 
 NOBODY_LISTENS = "postgresql://hangup:secret@127.0.0.1:1/jobs"
@@ -443,3 +446,33 @@ def test_the_log_holds_no_password(server: PostgresServer) -> None:
     with StandIn() as engine, Gateway(engine.url, jobs=url) as gateway:
         wait_until(lambda: any(row["event"] == "jobs_disabled" for row in gateway.log()), what="the reason")
         assert "secret" not in json.dumps(gateway.log())
+
+
+def test_a_password_from_a_file_is_read_again(server: PostgresServer, tmp_path: Path) -> None:
+    """Jobs and ledger log in with it. Once the server wants another one, a reload is enough, and nothing shows either."""
+    file, url = tmp_path / "password", server.new_database()
+    locked = url.replace("hangup@", f"{LOCKED_USER}@")
+    rights = f"GRANT ALL ON DATABASE {url.rpartition('/')[2]} TO {LOCKED_USER}"
+    server.execute(f"DROP ROLE IF EXISTS {LOCKED_USER}; CREATE ROLE {LOCKED_USER} LOGIN PASSWORD 'planted 1@/'; {rights}")
+    file.write_text("planted 1@/\n")
+    with StandIn() as engine:
+        text = "".join(f'{name} = "{locked}"\n{name}_password_file = "{file}"\n' for name in ("jobs", "ledger"))
+        with Gateway(config=f'{text}[limits]\nledger_flush_s = 0.05\n[[backend]]\nurl = "{engine.url}"\n') as gateway:
+            assert ask_for_job(gateway).status == 202
+            server.execute(f"ALTER ROLE {LOCKED_USER} PASSWORD 'planted 2'")
+            cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{LOCKED_USER}'"
+            server.execute(cut)
+            wait_until(lambda: ask_for_job(gateway).status == 503, what="jobs fail without the new password")
+            file.write_text("planted 2\n")
+            gateway.signal(signal.SIGHUP)
+            gateway.find_line("configuration reloaded")
+            wait_until(lambda: ask_for_job(gateway).status == 202, what="a job with the new password")
+            log = json.dumps(gateway.log())
+        assert "planted" not in log + "".join(gateway.stdout_lines + gateway.stderr_lines)
+        spent = server.execute("SELECT count(*) FROM hangup.spent", url.rpartition("/")[2])
+        assert spent[0][0] > 0, "the ledger is written as well"
+
+
+def ask_for_job(gateway: Gateway) -> Any:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    return ask(gateway.address, "/v1/chat/completions", body, {"Prefer": "respond-async"})

@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 
 from hangup.config.locate import Path
 from hangup.config.schema import BackendSettings, Settings
+from hangup.config.secrets import SERVERS, sources
 
 _TARGET = re.compile(r"/[!-~]*")  # what may stand in a request line
 _BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?")
 SHARED_STATE = re.compile(r"(rediss?(\+sentinel|\+cluster)?|unix)://")
+HAS_PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&]password=")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -33,6 +35,7 @@ def problems(settings: Settings) -> list[tuple[Path, str]]:
         if url and not url.startswith(("http://", "https://")):
             found.append(((name,), f"{name}: expected an http:// or https:// address, got {url!r}"))
     found += _shared_state_problems(settings)
+    found += _password_problems(settings)
     if settings.port == settings.admin_port != 0 and settings.host == settings.admin_host:
         found.append((("admin_port",), f"port and admin_port are both {settings.port}; choose another for one of them"))
     urls, names = Counter[str](), Counter[str]()
@@ -63,6 +66,19 @@ def _shared_state_problems(settings: Settings) -> list[tuple[Path, str]]:
         found.append((("peer_host",), f"peer_host: others cannot reach {settings.peer_host}; give an address of this host"))
     if settings.workers != 1:
         found.append((("workers",), "several workers and shared_state cannot be combined yet: run one gateway for each core"))
+    return found
+
+
+def _password_problems(settings: Settings) -> list[tuple[Path, str]]:
+    """Return passwords that nobody would be asked for, and those that are given twice."""
+    found: list[tuple[Path, str]] = []
+    for name in SERVERS:
+        address = getattr(settings, name)
+        for setting in sources(settings, f"{name}_password"):
+            if "://" not in address:
+                found.append(((setting,), f"{setting}: {name} is not the address of a server, so it needs no password"))
+            elif HAS_PASSWORD.search(address):
+                found.append(((setting,), f"{setting}: the address in {name} has a password as well; leave one of them out"))
     return found
 
 

@@ -52,7 +52,6 @@ _KUBERNETES = re.compile(
     r"HANGUP_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _KUBERNETES_PORT = re.compile(r"(?:tcp|udp|sctp)://\S+")
-_PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&]password=")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -161,15 +160,15 @@ def load(
 
 def _warnings(settings: Settings, problems: _Problems, flags: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what does not prevent a start."""
-    named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
+    named = secrets.variables_with_secrets(settings)
     found = [text for variable, text in problems.unknown_variables.items() if variable not in named]
     if about_keys := keys.warning(settings):
         found.append(about_keys)
     found += [
         f"--{name.replace('_', '-')} shows a password in the list of processes\n"
-        f"  hint: use {ENV_PREFIX}{name.upper()} or the file"
-        for name in ("jobs", "ledger", "shared_state")
-        if _PASSWORD.search(str(flags.get(name, "")))
+        f"  hint: use {ENV_PREFIX}{name.upper()}, the file, or {name}_password_file"
+        for name in secrets.SERVERS
+        if check.HAS_PASSWORD.search(str(flags.get(name, "")))
     ]
     return tuple(found)
 

@@ -185,6 +185,9 @@ class Settings:
         "SQLite file for the ledger, which `hangup report` reads, or postgresql://… for several hosts; "
         "empty keeps it in memory.",
     )
+    ledger_password_env: str = setting("", "Environment variable with the password for that server.")
+    ledger_password_file: str = setting("", "File with this password; a reload reads it again.")
+    ledger_password_command: str = setting("", "Command that prints it, without a shell; a reload runs it again.")
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
     jobs: str = setting(
         "auto",
@@ -192,12 +195,18 @@ class Settings:
         "auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off; "
         "provider forwards them to a hosted API and follows them there.",
     )
+    jobs_password_env: str = setting("", "Environment variable with the password for that server.")
+    jobs_password_file: str = setting("", "File with this password; a reload reads it again.")
+    jobs_password_command: str = setting("", "Command that prints it, without a shell; a reload runs it again.")
     jobs_days: float = setting(30.0, "How long ended jobs and files are kept.", least=0.01)
     shared_state: str = setting(
         "",
         "Redis or Valkey server through which gateways on several hosts share slots and concurrency_max: redis://… or "
         "rediss://…, with +sentinel or +cluster after the scheme (needs hangup[redis]). Empty: nothing is shared.",
     )
+    shared_state_password_env: str = setting("", "Environment variable with the password for that server.")
+    shared_state_password_file: str = setting("", "File with this password; a reload reads it again.")
+    shared_state_password_command: str = setting("", "Command that prints it, without a shell; a reload runs it again.")
     shared_state_name: str = setting("hangup", "Gateways with the same name on the same server share their state.")
     shared_state_required: bool = setting(
         False, "Exit if shared_state cannot be used at the start; otherwise hangup serves alone until it can."
@@ -237,6 +246,9 @@ class Settings:
     alias: tuple[AliasSettings, ...] = field(default=(), metadata={"doc": "Other names for models."})
     admin_token: Secret = field(default=Secret(), repr=False, compare=False)  # read from its source
     otlp_headers: Secret = field(default=Secret(), repr=False, compare=False)
+    ledger_password: Secret = field(default=Secret(), repr=False, compare=False)
+    jobs_password: Secret = field(default=Secret(), repr=False, compare=False)
+    shared_state_password: Secret = field(default=Secret(), repr=False, compare=False)
 
 
 LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings, "alias": AliasSettings}

@@ -1,5 +1,5 @@
-"""Reads secrets: backends' keys, the admin token, headers for the collector. Each comes from an environment variable, a file or
-a command, and is read again by a reload.
+"""Reads secrets: backends' keys, the admin token, headers for the collector, passwords of servers that keep data. Each comes
+from an environment variable, a file or a command, and is read again by a reload.
 
 A secret appears in no message, and `Secret` shows it to nobody who does not ask for it by `reveal`.
 """
@@ -11,7 +11,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hangup.config.paths import expanded
 from hangup.config.secret import Secret
@@ -19,6 +19,8 @@ from hangup.config.secret import Secret
 if TYPE_CHECKING:
     from hangup.config.schema import BackendSettings, Settings
 
+SERVERS = ("ledger", "jobs", "shared_state")  # settings that may be the address of a server, which may want a password
+OF_THE_GATEWAY = ("admin_token", "otlp_headers", *(f"{name}_password" for name in SERVERS))
 _BYTES_MAX = 64 * 1024
 _OF_OTHER_COMMANDS = {"HANGUP_ADMIN_TOKEN", "HANGUP_API_KEY"}
 _OF_OTHER_PROGRAMS = {"PGPASSWORD", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}  # hangup uses them as well
@@ -118,10 +120,16 @@ def key_of(backend: BackendSettings, env: Mapping[str, str], hidden: frozenset[s
     return key
 
 
+def variables_with_secrets(settings: Settings) -> set[str]:
+    """Return the variables that the configuration names for secrets."""
+    own = {str(getattr(settings, f"{name}_env")) for name in OF_THE_GATEWAY}
+    return own | {backend.api_key_env for backend in settings.backend}
+
+
 def hidden_variables(settings: Settings, backend: BackendSettings | None, env: Mapping[str, str]) -> frozenset[str]:
     """Return the variables that an engine or a command of this backend must not inherit: all that hold a secret, except the
     backend's own key, which its engine may need."""
-    named = {settings.admin_token_env, settings.otlp_headers_env, *(other.api_key_env for other in settings.backend)}
+    named = variables_with_secrets(settings)
     # Addresses of databases and webhooks hold passwords.
     urls = {name for name, value in env.items() if name.startswith("HANGUP_") and "://" in value} - _PLAIN_URLS
     return frozenset((named | urls | _OF_OTHER_COMMANDS | _OF_OTHER_PROGRAMS) - {"", backend.api_key_env if backend else ""})
@@ -144,11 +152,10 @@ def with_secrets(settings: Settings, env: Mapping[str, str]) -> tuple[Settings, 
         except SecretProblem as problem:
             problems.append((("backend", index, problem.setting), str(problem)))
         backends.append(dataclasses.replace(backend, key=key, hidden_variables=hidden))
-    found, hidden = dict[str, Secret](), hidden_variables(settings, None, env)
-    for name in ("admin_token", "otlp_headers"):
+    found, hidden = dict[str, Any](), hidden_variables(settings, None, env)
+    for name in OF_THE_GATEWAY:
         try:
             found[name] = read(settings, name, env, hidden, timeout_s)
         except SecretProblem as problem:
             problems.append(((problem.setting,), str(problem)))
-    token, headers = found.get("admin_token", Secret()), found.get("otlp_headers", Secret())
-    return dataclasses.replace(settings, backend=tuple(backends), admin_token=token, otlp_headers=headers), problems
+    return dataclasses.replace(settings, backend=tuple(backends), **found), problems

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +24,10 @@ _PAUSE_S, _PAUSE_MAX_S = 2.0, 60.0  # before another attempt
 
 
 class JobOpener:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, password: Callable[[], str]) -> None:
+        """`password` is asked for each new connection to a server."""
         self._gateway = gateway
+        self._password = password
         self._later: asyncio.Task[None] | None = None  # opens the store if that failed at the start
 
     async def open(self, settings: Settings, port: int) -> None:
@@ -68,7 +71,8 @@ class JobOpener:
 
     async def _opened(self, path: str, wal_bytes_max: int) -> JobStore:
         """Return the opened store. If cancelled meanwhile, close the store once it is open, because it has no other owner."""
-        opening = TASKS.start("job store", asyncio.to_thread(JobStore, path, wal_bytes_max), handled=(HangupError,))
+        opened = asyncio.to_thread(JobStore, path, wal_bytes_max, self._password)
+        opening = TASKS.start("job store", opened, handled=(HangupError,))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -98,6 +98,7 @@ class Server:
             accounts_max=settings.limits.ledger_accounts_max,
             bytes_max=settings.limits.ledger_bytes_max,
             wal_bytes_max=settings.limits.wal_bytes_max,
+            password=self._ledger_password,
             log_event=self._log.event,
         )
         self._tracer = tracer = _tracer(settings, self._log)
@@ -106,7 +107,7 @@ class Server:
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
         if gateway.intake.connections_allowed < settings.limits.connections_max:
             self._log.event("connections_max_lowered", connections_max=gateway.intake.connections_allowed)
-        self._job_opener = JobOpener(gateway)
+        self._job_opener = JobOpener(gateway, self._jobs_password)
         await self._job_opener.open(settings, data_sock.getsockname()[1])
         gateway.intake.tls = tls
         listener = await self._start_listening(data_sock)
@@ -207,6 +208,14 @@ class Server:
         if gateway.intake.tls is not None:
             return TlsListener(gateway.intake, loop, sock)
         return await loop.create_server(lambda: ClientConnection(gateway.intake, loop), sock=sock, backlog=sockets.BACKLOG)
+
+    # The present passwords: a reload may have read another one since the last connection was opened.
+
+    def _jobs_password(self) -> str:
+        return self.configuration.settings.jobs_password.reveal()
+
+    def _ledger_password(self) -> str:
+        return self.configuration.settings.ledger_password.reveal()
 
     def stop(self) -> None:
         """Start the drain; when called again, cut it short."""

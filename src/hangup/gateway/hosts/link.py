@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from hangup.config.limits import ProcessLimits
@@ -53,9 +54,10 @@ class SharingSettings(Protocol):
 
 
 class StoreLink:
-    def __init__(self, settings: SharingSettings, limits: ProcessLimits) -> None:
+    def __init__(self, settings: SharingSettings, limits: ProcessLimits, password: Callable[[], str] | None = None) -> None:
+        """`password` is asked for each new connection to the store, if its address has none."""
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s)
+        self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s, password)
         self.up = False  # the last exchange with the store succeeded
         self.members = 0  # gateways that share the state, by the leader's last order,
         self._rank = 0  # and this one's number among them

@@ -26,7 +26,13 @@ class SharingServer(Server):
     def __init__(self, configuration: Configuration, load: Callable[[], Configuration]) -> None:
         check_for_sharing(configuration.settings)
         super().__init__(configuration, load)
-        self._link = StoreLink(configuration.settings, configuration.settings.limits)
+        settings = configuration.settings
+        password = self._store_password if settings.shared_state_password else None
+        self._link = StoreLink(settings, settings.limits, password)
+
+    def _store_password(self) -> str:
+        """Return the present password: a reload may have read another one."""
+        return self.configuration.settings.shared_state_password.reveal()
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
         if self.configuration.settings.shared_state_required:

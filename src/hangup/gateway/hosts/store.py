@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import orjson
 
@@ -27,6 +27,7 @@ from hangup.gateway.store.postgresql import without_password
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+    from redis.credentials import CredentialProvider
 
 OLDEST = (6, 0)
 _KEPT_S = 3600  # keys without a living gateway are removed after this; nothing else depends on it
@@ -68,10 +69,11 @@ class Exchange:
 
 
 class Store:
-    def __init__(self, url: str, name: str, timeout_s: float) -> None:
-        """`name`: gateways that use the same one share their state."""
+    def __init__(self, url: str, name: str, timeout_s: float, password: Callable[[], str] | None = None) -> None:
+        """`name`: gateways that use the same one share their state. `password` is asked for each new connection, if the
+        address has none."""
         self._url, self.address = url, without_password(url)
-        self._client = _client(url, timeout_s)
+        self._client = _client(url, timeout_s, password)
         prefix = f"hangup:{{{name}}}:"
         self._lead, self._orders, self._members = prefix + "lead", prefix + "orders", prefix + "members"
         self._calls = prefix + "calls:"
@@ -174,11 +176,11 @@ class Store:
 
     async def _done(self, work: object) -> Any:
         """Wait for the server; every way in which it fails becomes a `SharedStateFailed`."""
-        from redis.exceptions import RedisError  # noqa: PLC0415 (an extra)
+        from redis.exceptions import RedisClusterException, RedisError  # noqa: PLC0415 (an extra)
 
         try:
             return await cast("Awaitable[object]", work)
-        except (RedisError, OSError, TimeoutError) as error:
+        except (RedisError, RedisClusterException, OSError, TimeoutError) as error:  # the second is no RedisError
             raise SharedStateFailed(f"cannot use {self.address}: {_reason(error)}") from None
 
 
@@ -207,7 +209,7 @@ def _reason(error: Exception) -> str:
     return text
 
 
-def _client(url: str, timeout_s: float) -> Redis:
+def _client(url: str, timeout_s: float, password: Callable[[], str] | None) -> Redis:
     """Return a client that connects when it is first used. Raise `HangupError` if the address or the installation is wrong."""
     try:
         from redis.asyncio import Redis, RedisCluster  # noqa: PLC0415 (an extra)
@@ -223,6 +225,9 @@ def _client(url: str, timeout_s: float) -> Redis:
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,  # servers that are too old do not know the other one, and could not say so
     }
+    if password is not None:
+        url, user = _without_user(url)
+        options["credential_provider"] = _login(user, password)
     try:
         if "+cluster://" in url:
             cluster = RedisCluster.from_url(url.replace("+cluster://", "://"), **options)
@@ -232,6 +237,26 @@ def _client(url: str, timeout_s: float) -> Redis:
         return Redis.from_url(url, **options)
     except (ValueError, TypeError) as error:
         raise HangupError(f"shared_state: {without_password(url)} is no address of a store: {error}") from None
+
+
+def _login(user: str, password: Callable[[], str]) -> CredentialProvider:
+    from redis.credentials import CredentialProvider  # noqa: PLC0415
+
+    class Login(CredentialProvider):
+        def get_credentials(self) -> tuple[str] | tuple[str, str]:
+            return (user, password()) if user else (password(),)
+
+        async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+            return self.get_credentials()
+
+    return Login()
+
+
+def _without_user(url: str) -> tuple[str, str]:
+    """Return the address without its user, and the user: the client takes them together with the password only."""
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=hosts)), unquote(login.rstrip(":"))
 
 
 def _by_sentinel(url: str, sentinel: Any, options: dict[str, Any]) -> Redis:
@@ -246,7 +271,8 @@ def _by_sentinel(url: str, sentinel: Any, options: dict[str, Any]) -> Redis:
     query = dict(parse_qsl(parts.query))
     access = {"username": user or None, "password": password or None, "ssl": parts.scheme.startswith("rediss")}
     access = {name: value for name, value in access.items() if value}
-    asks = {**options, "password": query.pop("sentinel_password", None)}
+    asks = {name: value for name, value in options.items() if name != "credential_provider"}  # the server's, not theirs
+    asks["password"] = query.pop("sentinel_password", None)
     service = parts.path.strip("/") or "mymaster"
     found = sentinel(addresses, sentinel_kwargs=asks, **options, **access)
     db = int(query.pop("db", "0"))

@@ -22,7 +22,7 @@ from hangup.core.reasons import Outcome
 from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.store.database import WAL_BYTES_MAX, is_lock
 from hangup.gateway.store.ledger_tables import COUNT_TABLES, GROUPS, SUMS, LedgerFile, LedgerServer, LedgerTables, open_file
-from hangup.gateway.store.postgresql import is_postgresql
+from hangup.gateway.store.postgresql import is_postgresql, no_password
 from hangup.gateway.store.worker_thread import Connection
 from hangup.tasks import TASKS
 
@@ -73,6 +73,7 @@ class LedgerStore:
         accounts_max: int,
         bytes_max: int = 1024**3,
         wal_bytes_max: int = WAL_BYTES_MAX,
+        password: Callable[[], str] = no_password,
         clock: Callable[[], float] = time.time,
         log_event: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
@@ -89,7 +90,7 @@ class LedgerStore:
         self._models: set[str] = set()
         self._unserved_models: set[str] = set()
         self._db_lock = threading.Lock()  # guards the database: for the writer thread and reports, never on the data path
-        self._tables: LedgerTables = LedgerServer(path) if is_postgresql(path) else LedgerFile(path, wal_bytes_max)
+        self._tables: LedgerTables = LedgerServer(path, password) if is_postgresql(path) else LedgerFile(path, wal_bytes_max)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
         self._steady_clock = SteadyClock(_newest_time(self._tables), clock(), time.monotonic())
         self.failing = False  # the file cannot be written: booked calls wait in memory

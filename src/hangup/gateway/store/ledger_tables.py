@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Protocol
 
@@ -132,8 +132,8 @@ class LedgerServer:
 
     where = "server"
 
-    def __init__(self, url: str) -> None:
-        self._connection = PostgresConnection(url, "ledger", _server_migrations())
+    def __init__(self, url: str, password: Callable[[], str]) -> None:
+        self._connection = PostgresConnection(url, "ledger", _server_migrations(), password)
         self.path = self._connection.address
         self._committing: int | None = None  # the transaction whose commit has not been answered
         with contextlib.suppress(StoreFailed):  # not reachable now: calls are booked in memory until it is

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -56,15 +56,20 @@ def without_password(url: str) -> str:
     return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r"(//[^/@:]*):.*@", r"\1:***@", url))
 
 
+def no_password() -> str:
+    return ""
+
+
 class PostgresConnection:
     """A connection that is opened again by `connect` after it was lost. `slot` and `number` are those of this connection."""
 
     slot = 0  # no other open connection has it; small numbers are used again
     number = 0  # no other connection ever had it
 
-    def __init__(self, url: str, name: str, migrations: tuple[str, ...]) -> None:
-        """`connect` opens the tables called `name`, and migrates them if they are older."""
-        self._url, self._name, self._migrations = url, name, migrations
+    def __init__(self, url: str, name: str, migrations: tuple[str, ...], password: Callable[[], str] = no_password) -> None:
+        """`connect` opens the tables called `name`, and migrates them if they are older. `password` is asked for each new
+        connection; if it returns "", the address and libpq's own variables and files apply."""
+        self._url, self._name, self._migrations, self._password = url, name, migrations, password
         self.address = without_password(url)
         self.transactions = 0  # begun so far
         self._real: psycopg.Connection[tuple[Any, ...]] | None = None
@@ -129,7 +134,8 @@ class PostgresConnection:
     def _options(self) -> dict[str, Any]:
         given = self._parts()
         network = {name: value for name, value in _NETWORK.items() if name not in given}
-        return {**network, "application_name": "hangup", "autocommit": True, "cursor_factory": self.psycopg.RawCursor}
+        access = {"password": password} if (password := self._password()) else {}
+        return {**network, **access, "application_name": "hangup", "autocommit": True, "cursor_factory": self.psycopg.RawCursor}
 
     def _parts(self) -> dict[str, Any]:
         """Return what the address says. If it cannot be read as it is meant, the client's own words would show the password."""
@@ -203,8 +209,8 @@ class PostgresDatabase(StoreThread):
 
     _hanging = "its server does not answer"
 
-    def __init__(self, url: str, name: str, migrations: tuple[str, ...]) -> None:
-        self.db = PostgresConnection(url, name, migrations)
+    def __init__(self, url: str, name: str, migrations: tuple[str, ...], password: Callable[[], str] = no_password) -> None:
+        self.db = PostgresConnection(url, name, migrations, password)
         self.db.connect()
         super().__init__()
 

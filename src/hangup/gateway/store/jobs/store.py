@@ -13,7 +13,7 @@ from hangup.gateway.store.jobs.files import FileTable
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.jobs.table import JobTable
 from hangup.gateway.store.jobs.workers import WorkerTable
-from hangup.gateway.store.postgresql import PostgresDatabase, is_postgresql
+from hangup.gateway.store.postgresql import PostgresDatabase, is_postgresql, no_password
 from hangup.gateway.store.worker_thread import CLOSE_S
 
 R = TypeVar("R")
@@ -27,10 +27,10 @@ class JobStore:
     jobs: JobTable
     files: FileTable
 
-    def __init__(self, path: str, wal_bytes_max: int = WAL_BYTES_MAX) -> None:
+    def __init__(self, path: str, wal_bytes_max: int = WAL_BYTES_MAX, password: Callable[[], str] = no_password) -> None:
         """Open the store at `path`: a SQLite file, or the address of a PostgreSQL database."""
         if is_postgresql(path):
-            server = self._database = PostgresDatabase(path, "jobs", postgresql.MIGRATIONS)
+            server = self._database = PostgresDatabase(path, "jobs", postgresql.MIGRATIONS, password)
             self.jobs, self.files = postgresql.PostgresJobTable(server.db), postgresql.PostgresFileTable(server.db)
         else:
             file = self._database = Database(path, MIGRATIONS, wal_bytes_max)
