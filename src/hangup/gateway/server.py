@@ -91,16 +91,7 @@ class Server:
         self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
         TASKS.stall_s = settings.limits.thread_stall_s
         TASKS.thread("loop watch", self._stalls.run)
-        store = LedgerStore(
-            settings.ledger,
-            flush_s=settings.limits.ledger_flush_s,
-            days=settings.ledger_days,
-            accounts_max=settings.limits.ledger_accounts_max,
-            bytes_max=settings.limits.ledger_bytes_max,
-            wal_bytes_max=settings.limits.wal_bytes_max,
-            password=self._ledger_password,
-            log_event=self._log.event,
-        )
+        store = self._open_ledger(settings)
         self._tracer = tracer = _tracer(settings, self._log)
         self._discovery = Discovery(self._log)
         self.gateway = gateway = self._make_gateway(await self._with_found_backends(settings), loop, store, tracer)
@@ -208,6 +199,18 @@ class Server:
         if gateway.intake.tls is not None:
             return TlsListener(gateway.intake, loop, sock)
         return await loop.create_server(lambda: ClientConnection(gateway.intake, loop), sock=sock, backlog=sockets.BACKLOG)
+
+    def _open_ledger(self, settings: Settings) -> LedgerStore:
+        return LedgerStore(
+            settings.ledger,
+            flush_s=settings.limits.ledger_flush_s,
+            days=settings.ledger_days,
+            accounts_max=settings.limits.ledger_accounts_max,
+            bytes_max=settings.limits.ledger_bytes_max,
+            wal_bytes_max=settings.limits.wal_bytes_max,
+            password=self._ledger_password,
+            log_event=self._log.event,
+        )
 
     # The present passwords: a reload may have read another one since the last connection was opened.
 
