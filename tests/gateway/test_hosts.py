@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hangup.gateway.hosts.store import SharedStateFailed, Store
 from support.processes import Gateway, StandIn
 from support.raw import Client
 from support.redis_server import RedisServer, Wire, require_redis
@@ -380,6 +382,21 @@ def test_a_changed_file_is_reloaded_without_a_signal() -> None:
             assert seen(gateway, "config_reloaded")[0]["backends"] == ["renamed"]
 
 
+def line_of_check(url: str) -> str:
+    """Return what `Store.check` says: no process is needed to know that."""
+
+    async def check() -> None:
+        store = Store(url, "test", 5.0)
+        try:
+            await store.check()
+        finally:
+            await store.close()
+
+    with pytest.raises(SharedStateFailed) as failure:
+        asyncio.run(check())
+    return str(failure.value)
+
+
 def test_what_is_wrong_with_the_store_is_said_in_one_line() -> None:
     with engine_and_store("--requirepass", "secret") as (engine, store):
         required = ("--shared-state-required", "true")
@@ -391,6 +408,11 @@ def test_what_is_wrong_with_the_store_is_said_in_one_line() -> None:
         assert "Connection refused" in exit_line(engine, store.url, *required)
         assert "expected redis://" in exit_line(engine, "http://127.0.0.1", *required)
         assert "others cannot reach 0.0.0.0" in exit_line(engine, store.url, "--peer-host", "0.0.0.0")
+        assert line_of_check(f"redis+cluster://127.0.0.1:{store.port}").endswith(
+            f"Connect call failed ('127.0.0.1', {store.port})."
+        )
+        sentinel = f"redis+sentinel://127.0.0.1:{store.port}/main"
+        assert line_of_check(sentinel) == f"cannot use {sentinel}: no Sentinel that answers knows a master of the service main"
         assert "is no address of a store" in exit_line(engine, "redis://127.0.0.1:port", *required)
         with old_server() as port:
             assert "needs Redis 6.0 or newer" in exit_line(engine, f"redis://127.0.0.1:{port}", *required)

@@ -18,6 +18,7 @@ from hangup.core.members import Lead, LeftCall
 from hangup.gateway.hosts.store import SharedStateFailed, Store
 from hangup.gateway.members.member import CallsReport
 from support.redis_server import RedisServer, free_port, require_redis
+from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,3 +166,61 @@ def test_everything_that_hangup_asks_of_the_store(server, tmp_path: Path) -> Non
 
     with server(tmp_path) as url:
         asyncio.run(ask(url))
+
+
+@contextlib.contextmanager
+def three_masters_and_a_replica(key: str) -> Iterator[tuple[str, RedisServer, RedisServer]]:
+    """A Cluster, the server with this key, and its replica. Three masters must be there to agree on a failover."""
+    with contextlib.ExitStack() as stack:
+        buses = [free_port() for _ in range(4)]
+        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "500", "--cluster-replica-validity-factor", "0"]
+        options += ["--repl-diskless-sync-delay", "0"]
+        nodes = [stack.enter_context(RedisServer(*options, "--cluster-port", str(bus))) for bus in buses]
+        first, second, third, replica = nodes
+        slot = int(first.command("CLUSTER", "KEYSLOT", key)[1:])
+        others = [number for number in range(3) if number != slot][:2]
+        for node, number in zip((second, third), others, strict=True):  # a master without a slot has no vote
+            node.command("CLUSTER", "ADDSLOTS", str(number))
+        low, high = others
+        ranges = [(start, end) for start, end in ((0, low - 1), (low + 1, high - 1), (high + 1, 16383)) if start <= end]
+        first.command("CLUSTER", "ADDSLOTSRANGE", *(str(part) for bounds in ranges for part in bounds))
+        for epoch, node in enumerate(nodes):
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", str(epoch + 1))
+        for node, bus in zip(nodes[1:], buses[1:], strict=True):
+            first.command("CLUSTER", "MEET", "127.0.0.1", str(node.port), str(bus))
+        wait_until(lambda: all("cluster_known_nodes:4" in node.command("CLUSTER", "INFO") for node in nodes))
+        name = first.command("CLUSTER", "MYID").split("\r\n")[1]
+        wait_until(lambda: "OK" in replica.command("CLUSTER", "REPLICATE", name), what="the replica")
+        wait_until(lambda: "master_link_status:up" in replica.command("INFO", "replication"), what="its copy")
+        wait_until(lambda: all("cluster_state:ok" in node.command("CLUSTER", "INFO") for node in nodes))
+        yield f"redis+cluster://127.0.0.1:{first.port}", first, replica
+
+
+def test_a_failover_in_a_cluster() -> None:
+    """Exchanges fail for a moment, and then reach the replica, with what was written before. The server that the address names
+    is the one that dies."""
+
+    async def ask(url: str, master: RedisServer, replica: RedisServer) -> None:
+        store = Store(url, "test", 1.0)
+        call = LeftCall("id", "engine", "key", "tenant", "model", 3, 1)
+        await store.exchange("a", {"seq": 1, "term": 0}, CallsReport([call], [], 1, {}), whole=True, leads=False)
+        assert await store.take_lead("a", 1, None) is not None
+        wait_until(lambda: replica.command("DBSIZE") == master.command("DBSIZE"), what="the copy of all that")
+        master.stop()
+        until, failures = time.monotonic() + 60, 0
+        while True:
+            try:
+                await store.check()
+                found = await store.exchange("a", {"seq": 2, "term": 1}, CallsReport([], [], 1, {}), whole=False, leads=True)
+                break
+            except SharedStateFailed:
+                failures += 1
+                assert time.monotonic() < until
+                await asyncio.sleep(0.1)
+        assert failures and found.has_calls and found.lead == Lead("a", 1, 0)
+        assert await store.write_orders(Lead("a", 1, 1), {"a": {"term": 1}}, [])
+        assert await store.calls_of("a") == [call]
+        await store.close()
+
+    with three_masters_and_a_replica("hangup:{test}:lead") as (url, master, replica):
+        asyncio.run(ask(url, master, replica))

@@ -11,6 +11,7 @@ All keys share a hash tag, so a Cluster keeps them on one node, which scripts ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -73,7 +74,7 @@ class Store:
         """`name`: gateways that use the same one share their state. `password` is asked for each new connection, if the
         address has none."""
         self._url, self.address = url, without_password(url)
-        self._client = _client(url, timeout_s, password)
+        self._client, self._in_cluster = _client(url, timeout_s, password), "+cluster://" in url
         prefix = f"hangup:{{{name}}}:"
         self._lead, self._orders, self._members = prefix + "lead", prefix + "orders", prefix + "members"
         self._calls = prefix + "calls:"
@@ -181,6 +182,9 @@ class Store:
         try:
             return await cast("Awaitable[object]", work)
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:  # the second is no RedisError
+            if self._in_cluster:  # another node may have the keys by now: the client must ask again where they are
+                with contextlib.suppress(RedisError, OSError):
+                    await self._client.aclose()
             raise SharedStateFailed(f"cannot use {self.address}: {_reason(error)}") from None
 
 
@@ -202,6 +206,8 @@ def _reason(error: Exception) -> str:
         return f"wrong password ({text})"
     if "NOAUTH" in text or "Authentication required" in text or "already authenticated" in text:
         return "the server needs a password: redis://:PASSWORD@HOST"
+    if (unknown := re.match(r"No master found for '(.*?)'", text)) is not None:  # what follows are the client's own objects
+        return f"no Sentinel that answers knows a master of the service {unknown[1]}"
     if "used memory > 'maxmemory'" in text:
         return "it is full: its memory has reached maxmemory"
     if "read only replica" in text:
