@@ -408,8 +408,7 @@ def test_workers_end_with_their_supervisor() -> None:
 
 UPSTREAM = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
 REFUSED = {
-    "the embedded engine": ("", "embedded engine"),
-    "an engine per worker": (UPSTREAM + 'spawn = "true"\n', "would spawn"),
+    "jobs at providers": ('jobs = "provider"\n' + UPSTREAM, "follows jobs in one process"),
 }
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import os
+import shlex
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -16,6 +20,7 @@ from hangup import __version__
 from hangup.cli.settings import add_flags, configuration
 from hangup.config import BackendSettings
 from hangup.config.load import Configuration
+from hangup.config.secrets import hidden_variables
 from hangup.engine.options import EngineOptions
 from hangup.gateway.config_watch import reloading_on_change
 from hangup.gateway.exit_watch import EXIT_WATCH
@@ -26,6 +31,7 @@ from hangup.gateway.stderr import write_stderr
 from hangup.gateway.workers.settings import worker_count
 from hangup.terminal import is_coloured, paint
 
+_EMBEDDED = "embedded"  # the name of the embedded engine's backend
 _EXAMPLES = """\
 examples:
   hangup serve
@@ -72,11 +78,7 @@ async def _serve_watched(config: Configuration, load: Callable[[], Configuration
 
 async def _serve(config: Configuration, load: Callable[[], Configuration]) -> None:
     if config.settings.workers != 1 and (count := worker_count(config.settings)) > 1:
-        from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
-
-        supervisor = Supervisor(config, load, count)
-        with reloading_on_change(supervisor):
-            await supervisor.run(_announce(config, f"{_engines(config)} with {count} workers"))
+        await _serve_with_workers(config, load, count)
         return
     if config.settings.shared_state:
         from hangup.gateway.hosts.server import SharingServer  # noqa: PLC0415 (its client is an extra)
@@ -92,22 +94,65 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
         return
     from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is only for the built-in engine)
 
-    options = EngineOptions(slots=config.settings.slots) if config.settings.slots else EngineOptions()
+    options = _engine_options(config)
     engine = embed(options, config.settings.limits)
-    backend = BackendSettings(url="http://embedded", name="embedded", engine="hangup", slots=options.slots)
-
-    def with_engine(loaded: Configuration) -> Configuration:
-        if loaded.settings.backend:
-            return loaded
-        return dataclasses.replace(loaded, settings=dataclasses.replace(loaded.settings, backend=(backend,)))
-
+    backend = BackendSettings(url="http://embedded", name=_EMBEDDED, engine="hangup", slots=options.slots)
     model = engine.server.runner.model.name
     try:
-        server = Server(with_engine(config), lambda: with_engine(load()), {backend.name: engine.dial})
+        dials = {_EMBEDDED: engine.dial}
+        server = Server(_with_engine(config, backend), lambda: _with_engine(load(), backend), dials)
         with reloading_on_change(server):
             await server.run(_announce(config, f"the embedded engine with {model} (no --upstream given)"))
     finally:
         await engine.close()
+
+
+async def _serve_with_workers(config: Configuration, load: Callable[[], Configuration], count: int) -> None:
+    from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
+
+    engines, embedded = _engines(config), ""
+    with contextlib.ExitStack() as stack:
+        if not config.settings.backend:
+            backend = _engine_process(_engine_options(config), stack.enter_context(_reserved_port()))
+            engines, embedded = "the embedded engine in a process of its own (no --upstream given)", _EMBEDDED
+            load = partial(_load_with_engine, load, backend)
+            config = _with_engine(config, backend)
+        supervisor = Supervisor(config, load, count, embedded)
+        stack.enter_context(reloading_on_change(supervisor))
+        await supervisor.run(_announce(config, f"{engines} with {count} workers"))
+
+
+def _load_with_engine(load: Callable[[], Configuration], backend: BackendSettings) -> Configuration:
+    return _with_engine(load(), backend)
+
+
+def _with_engine(loaded: Configuration, backend: BackendSettings) -> Configuration:
+    """Return the configuration with this backend if it has none."""
+    if loaded.settings.backend:
+        return loaded
+    if backend.spawn:
+        backend = dataclasses.replace(backend, hidden_variables=hidden_variables(loaded.settings, backend, os.environ))
+    return dataclasses.replace(loaded, settings=dataclasses.replace(loaded.settings, backend=(backend,)))
+
+
+def _engine_options(config: Configuration) -> EngineOptions:
+    return EngineOptions(slots=config.settings.slots) if config.settings.slots else EngineOptions()
+
+
+def _engine_process(options: EngineOptions, port: int) -> BackendSettings:
+    """Return the backend that runs the embedded engine in a process of its own, because workers cannot share one of theirs."""
+    command = [sys.executable, "-m", "hangup", "engine", "--host", "127.0.0.1", "--port", "{port}", "--slots"]
+    spawn = shlex.join([*command, str(options.slots)])
+    return BackendSettings(url=f"http://127.0.0.1:{port}", name=_EMBEDDED, engine="hangup", slots=options.slots, spawn=spawn)
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Return a port on which the engine can listen, also after a restart, and that nobody else is given meanwhile."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def _engines(config: Configuration) -> str:

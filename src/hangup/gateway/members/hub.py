@@ -121,6 +121,10 @@ class Hub:
         """Begin to grant: everybody is known."""
         self._send(self._places.share())
 
+    def calls_in(self, backend: str) -> set[str]:
+        """Return the ids of the calls that members have in a backend, by their last reports."""
+        return {call.id for reported in self._reported.values() for call in reported.calls.values() if call.backend == backend}
+
     def note_calls(self, member: str, report: CallsReport) -> None:
         self.reported(member).note(report)
 

@@ -16,7 +16,7 @@ from hangup.core import zombie_shares
 from hangup.core.admission import BackendLoad, Trust
 from hangup.core.members import EndedCall, PeakLog, StopFinding, TokenRow
 from hangup.core.reaper import StopState, Waiting
-from hangup.gateway.reaper import Answers
+from hangup.gateway.reaper import Answers, EngineOwner
 from hangup.gateway.tokens_seen import token_row, tokens_seen
 from hangup.tasks import Tasks
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ANSWER_S = 1.0  # the hub waits for so long for answers to a question,
 _HUB_S = 3.0  # and we for the hub
 _PERMIT_S = 0.5  # a permission that came later than this may be outdated: we may have been stopped meanwhile
+_START_S = 10.0  # for the hub to start a process
 _ROWS_MAX = 500  # in one message
 
 Send = Callable[[str, dict[str, Any]], object]  # the kind of a message, and its fields
@@ -89,7 +90,15 @@ class MemberPeers:
             return Answers(("hub",), {})  # somebody did not answer
         return Answers(tuple(said["expected"]), said["rows"])
 
-    async def _request(self, kind: str, **fields: Any) -> dict[str, Any] | None:
+    def engine_owner(self, backend: str, stop_s: Callable[[], float]) -> EngineOwner:
+        return _HubsEngine(self, backend, stop_s)
+
+    async def restart_engine(self, backend: str, within_s: float) -> str:
+        """Have an engine restarted that the hub runs; return what went wrong, or ""."""
+        said = await self._request("restart_engine", within_s, term=self._term, backend=backend)
+        return f"its owner did not restart it within {within_s:g} s" if said is None else str(said["why"])
+
+    async def _request(self, kind: str, within_s: float = _HUB_S, /, **fields: Any) -> dict[str, Any] | None:
         """Ask the hub; return None if it does not answer."""
         self._asked += 1
         number = self._asked
@@ -97,7 +106,7 @@ class MemberPeers:
         self._replies[number] = reply
         try:
             self._send(kind, number=number, **fields)
-            async with asyncio.timeout(_HUB_S):
+            async with asyncio.timeout(within_s):
                 return await reply
         except TimeoutError:
             return None
@@ -241,8 +250,22 @@ class MemberPeers:
         "member_died": _member_died,
         "step_noted": _replied,
         "answers": _replied,
+        "engine_restarted": _replied,
         "question": _question,
     }
+
+
+class _HubsEngine:
+    """An engine that the hub runs."""
+
+    def __init__(self, peers: MemberPeers, backend: str, stop_s: Callable[[], float]) -> None:
+        self._peers, self._backend, self._stop_s = peers, backend, stop_s
+
+    async def restart(self) -> str:
+        return await self._peers.restart_engine(self._backend, self._stop_s() + _START_S)
+
+    async def close(self, within_s: float = math.inf) -> None:
+        """It runs on for the others."""
 
 
 def finding_of(row: Sequence[Any]) -> StopFinding:

@@ -94,7 +94,8 @@ class StopHub:
             handler(self, member, message)
         return handler is not None
 
-    def _leads(self, member: str, message: dict[str, Any]) -> bool:
+    def leads(self, member: str, message: dict[str, Any]) -> bool:
+        """Return whether the message is by who leads now, and not by who led before and woke up late."""
         return member == self._members.leader and message["term"] == self._members.term
 
     def _ended(self, member: str, message: dict[str, Any]) -> None:
@@ -104,7 +105,7 @@ class StopHub:
             self._tell(leader, "ended", {"calls": [call.row() for call in new]})
 
     def _found(self, member: str, message: dict[str, Any]) -> None:
-        if self._leads(member, message):
+        if self.leads(member, message):
             self._note_found(member, message["rows"])
 
     def _note_found(self, leader: str, rows: list[list[Any]]) -> None:
@@ -112,7 +113,7 @@ class StopHub:
             self._tell(owner, "found", {"rows": [row.row() for row in news]})
 
     def _take_trust(self, member: str, message: dict[str, Any]) -> None:
-        if self._leads(member, message):
+        if self.leads(member, message):
             self._trust[message["backend"]] = message["trust"]
             self._pass_on_trust(member, message["backend"], message["trust"])
 
@@ -123,20 +124,20 @@ class StopHub:
 
     def _replaced(self, member: str, message: dict[str, Any]) -> None:
         """Forget what was known of an engine, or members that join later would take the new one for the old one."""
-        if self._leads(member, message):
+        if self.leads(member, message):
             self._trust.pop(message["backend"], None)
             self._records.steps.pop(message["backend"], None)
             self._pass_on_trust(member, message["backend"], Trust.TRUSTED.value)
 
     def _step(self, member: str, message: dict[str, Any]) -> None:
-        ok = self._leads(member, message)
+        ok = self.leads(member, message)
         if ok:
             self._records.take(message["backend"], message["step"])
             self._note_found(member, message["rows"])
         self._tell(member, "step_noted", {"number": message["number"], "ok": ok})
 
     def _ask_all(self, member: str, message: dict[str, Any]) -> None:
-        if not self._leads(member, message):  # it woke up late: the others take no calls away because of what it believed
+        if not self.leads(member, message):  # it woke up late: the others take no calls away because of what it believed
             self._tell(member, "answers", {"number": message["number"], "expected": (member,), "rows": {}})
             return
         self._asked += 1

@@ -5,9 +5,21 @@ One loop per backend (`watch.py`), outside the data path, sends one status query
 """
 
 from hangup.gateway.reaper.peers import Answers, Peers
+from hangup.gateway.reaper.process import EngineOwner, Spawned
 from hangup.gateway.reaper.reaper import BackendView, Reaper, Zombie
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.trouble import WatchHost
 from hangup.gateway.reaper.watch import BackendWatch
 
-__all__ = ["Answers", "BackendView", "BackendWatch", "Peers", "Reaper", "ReaperStats", "WatchHost", "Zombie"]
+__all__ = [
+    "Answers",
+    "BackendView",
+    "BackendWatch",
+    "EngineOwner",
+    "Peers",
+    "Reaper",
+    "ReaperStats",
+    "Spawned",
+    "WatchHost",
+    "Zombie",
+]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from hangup.core.members import EndedCall, StopFinding, Sum, Tally, WholeCount
 from hangup.core.reaper import PendingStop, StopState, Waiting
+from hangup.gateway.reaper.process import EngineOwner
 
 _NOBODY = Sum()
 
@@ -44,6 +45,9 @@ class Peers(Protocol):
 
     async def ask(self, what: str, backend: str, fields: dict[str, Any]) -> Answers:
         """Ask all others."""
+
+    def engine_owner(self, backend: str, stop_s: Callable[[], float]) -> EngineOwner:
+        """Return who runs the engine of a backend with `spawn`, for all of them."""
 
 
 class SharedBackend:

@@ -7,9 +7,9 @@ import math
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from hangup.gateway.backends.backend import Backend
+from hangup.config import BackendSettings
 from hangup.gateway.reaper import restart
 from hangup.tasks import TASKS
 
@@ -17,22 +17,32 @@ _BACKOFF_S = (1.0, 60.0)  # minimum and maximum; doubles after each death
 _STEADY_S = 60.0  # a process that lived this long did not die of its start
 
 
-class Spawned:
-    """One engine's process. `log_event` is called at each start and death."""
+class EngineOwner(Protocol):
+    """Whoever runs an engine's process: this process, or the parent of several."""
 
-    def __init__(self, backend: Backend, log_event: Callable[..., None]) -> None:
+    async def restart(self) -> str:
+        """Stop the process and wait until it has started again. Return what went wrong, or ""."""
+
+    async def close(self, within_s: float = math.inf) -> None:
+        """Leave the engine alone; whoever owns its process stops it, and kills it if that takes longer."""
+
+
+class Spawned:
+    """One engine's process. `stop_s` returns how long it may take to stop; `log_event` is called at each start and death."""
+
+    def __init__(self, settings: BackendSettings, stop_s: Callable[[], float], log_event: Callable[..., None]) -> None:
         self.process: Process | None = None
         self.deaths = 0  # consecutive, each soon after its start
-        self._backend = backend
+        self._settings = settings
+        self._stop_s = stop_s
         self._log_event = log_event
-        self._words = restart.command(backend.settings.spawn, backend.settings)
+        self._words = restart.command(settings.spawn, settings)
         self._wanted = asyncio.Event()  # set when a restart is requested
         self._up = asyncio.Event()
         self._stop_within_s = math.inf
         self._task = TASKS.keep("spawn", self._run)
 
     async def restart(self) -> str:
-        """Stop the process and wait until it has started again. Return what went wrong, or ""."""
         self._up.clear()
         self._wanted.set()
         await self._up.wait()
@@ -58,7 +68,7 @@ class Spawned:
             await _either(self._wanted.wait(), asyncio.sleep(pause))
 
     def _open_log(self) -> BinaryIO | None:
-        log = self._backend.settings.spawn_log
+        log = self._settings.spawn_log
         return Path(log).open("ab") if log else None
 
     async def _life(self) -> float:
@@ -67,7 +77,7 @@ class Spawned:
         began = loop.time()
         try:
             output = self._open_log()
-            self.process = process = await restart.start(self._words, self._backend.settings.hidden_variables, output)
+            self.process = process = await restart.start(self._words, self._settings.hidden_variables, output)
         except OSError as error:
             self.process = None
             self._up.set()
@@ -82,7 +92,7 @@ class Spawned:
         finally:
             self.process = None
             # Shielded from cancellation of this task: the process must not outlive the gateway.
-            await asyncio.shield(restart.end(process, min(self._backend.limits.stop_s, self._stop_within_s)))
+            await asyncio.shield(restart.end(process, min(self._stop_s(), self._stop_within_s)))
         return loop.time() - began
 
 

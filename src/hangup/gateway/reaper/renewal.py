@@ -9,12 +9,12 @@ from hangup.errors import OutOfResources
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.health import check
 from hangup.gateway.reaper import canary, restart
-from hangup.gateway.reaper.process import Spawned
+from hangup.gateway.reaper.process import EngineOwner
 
 _HEALTH_PAUSE_S = 0.2
 
 
-async def start_anew(backend: Backend, spawned: Spawned | None) -> str:
+async def start_anew(backend: Backend, spawned: EngineOwner | None) -> str:
     """Restart the engine and wait until it is healthy; return what went wrong, or ""."""
     settings, limits = backend.settings, backend.limits
     if spawned is not None:

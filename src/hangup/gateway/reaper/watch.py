@@ -35,7 +35,7 @@ from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
 from hangup.gateway.reaper import renewal
 from hangup.gateway.reaper.peers import Peers, SharedBackend, stop_of
-from hangup.gateway.reaper.process import Spawned
+from hangup.gateway.reaper.process import EngineOwner, Spawned
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.trouble import EngineTrouble, WatchHost
 from hangup.tasks import TASKS, in_slices
@@ -80,9 +80,15 @@ class BackendWatch:
         self._wake = asyncio.Event()
         self._due = math.inf  # the end of the next grace period
         self._due_timer: asyncio.TimerHandle | None = None  # fires then
-        self._spawned = Spawned(backend, self._log_event) if backend.settings.spawn else None
+        self._spawned = self._engine_owner(peers) if backend.settings.spawn else None
         self._task = TASKS.keep("reaper", self._run)
         self._shared.publish_replaced()
+
+    def _engine_owner(self, peers: Peers | None) -> EngineOwner:
+        backend = self.backend
+        if peers is not None:
+            return peers.engine_owner(backend.name, lambda: backend.limits.stop_s)
+        return Spawned(backend.settings, lambda: backend.limits.stop_s, self._log_event)
 
     def __repr__(self) -> str:
         return f"<watch {self.backend.name} {self.ladder!r} {self.pending_stops!r}>"

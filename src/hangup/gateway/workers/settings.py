@@ -22,13 +22,6 @@ def worker_count(settings: Settings) -> int:
 def check_for_workers(settings: Settings) -> None:
     """Raise if the settings name something that workers do not share yet."""
     problems = []
-    if not settings.backend:
-        problems.append("workers: the embedded engine lives in the gateway's process, so it has one worker\n  hint: --upstream")
-    problems += [
-        f"workers: each would spawn {backend.name or backend.url}\n  hint: start the engine yourself"
-        for backend in settings.backend
-        if backend.spawn
-    ]
     if settings.jobs == "provider":
         problems.append('workers: jobs = "provider" follows jobs in one process')
     if problems:

@@ -34,6 +34,7 @@ from hangup.gateway.store.ledger import create_ledger
 from hangup.gateway.workers import metrics
 from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.channel import Message, packed
+from hangup.gateway.workers.engines import EngineProcesses
 from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.server import SETTLE_S
 from hangup.gateway.workers.settings import check_for_workers, for_worker, ledger_path, undrained
@@ -46,7 +47,10 @@ _LATE_S = 2.0  # after the time by which all workers should have exited: then th
 
 
 class Supervisor:
-    def __init__(self, configuration: Configuration, load: Callable[[], Configuration], count: int) -> None:
+    def __init__(
+        self, configuration: Configuration, load: Callable[[], Configuration], count: int, wait_for_engine: str = ""
+    ) -> None:
+        """`wait_for_engine` names a backend with `spawn` that must be up before clients are served."""
         check_for_workers(configuration.settings)
         self.count = count
         self.by_slot: list[WorkerProcess | None] = [None] * count
@@ -58,10 +62,12 @@ class Supervisor:
         self._load = load
         self._hub = Hub(self._tell_worker)
         self._members = self._hub.members
+        self._wait_for_engine = wait_for_engine
         self._all: dict[str, WorkerProcess] = {}  # by name, with those that are leaving
         self._generations = 0
         self._pauses = [Backoff(*_RESTART_S) for _ in range(count)]
         self._changed = asyncio.Event()  # set and cleared at once: a worker became ready, or ended
+        self._deadline = Deadline(0.0)  # of the shutdown
         self._started = asyncio.Event()  # all workers have been ready
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -79,12 +85,16 @@ class Supervisor:
         self._port: int = self._sockets[0].getsockname()[1]
         self._log = open_log(settings, shared=True)
         TASKS.on_failure = self._log.task_failed
+        self._engines = EngineProcesses(self._hub.calls_in, self._log.event)
         self._catch_signals()
         with tempfile.TemporaryDirectory(prefix="hangup-") as folder:
             self._folder = Path(folder)
             await asyncio.to_thread(create_ledger, ledger_path(settings, self._folder), settings.limits.wal_bytes_max)
             admin = AdminServer(make_whole_app(self, policy), admin_sock, settings.limits)
             try:
+                self._engines.use(settings.backend, settings.limits.stop_s)
+                if self._wait_for_engine:
+                    await self._engines.wait_until_open(self._wait_for_engine, self._stop.is_set)
                 if not await self._start_all():
                     return
                 self._started.set()
@@ -104,6 +114,7 @@ class Supervisor:
                 for worker in self._all.values():
                     worker.kill()
                 await self._wait_until(lambda: not self._all, _END_S)
+                await self._engines.close(max(_LATE_S, self._deadline.left(time.monotonic())))
                 await self._tasks.close()
                 self._hub.stops.close()
                 for sock in self._sockets:
@@ -207,10 +218,17 @@ class Supervisor:
             write_stderr(f"hangup: {message['text']}")
         elif kind == "stopping":
             self._hub.note_stopping(message["term"], message["workers"])
+        elif kind == "restart_engine":
+            self._tasks.start(self._restart_engine(worker, message))
         elif kind == "draining" and not worker.leaving and not self.draining:
             worker.leaving = True  # somebody asked it to: another takes its place at once
             self._apply_changes()  # until that one is ready, the others accept from its socket
             self._tasks.start(self._replace(worker.slot))
+
+    async def _restart_engine(self, worker: WorkerProcess, message: Message) -> None:
+        leads = self._hub.stops.leads(worker.name, message)
+        why = await self._engines.restart(message["backend"]) if leads else "another worker leads"
+        worker.channel.send("engine_restarted", number=message["number"], why=why)
 
     async def _became_ready(self, worker: WorkerProcess) -> None:
         drained: set[str] = set()
@@ -288,6 +306,7 @@ class Supervisor:
             now = time.monotonic()
             silent = self.silent_slots()
             self._hub.look(now)
+            self._engines.end_unused(now)
             for worker in list(self._all.values()):
                 silent_s = self._members.silent_s(worker.name)
                 hangs_at_start = not worker.ready and now - worker.started_at > _START_S
@@ -331,9 +350,9 @@ class Supervisor:
             worker.channel.send("drain")
         force = self._tasks.start(self._force_later())
         limits = self.configuration.settings.limits
-        within_s = limits.drain_s + limits.exit_s + _LATE_S
-        EXIT_WATCH.begin(Deadline(time.monotonic() + within_s + _END_S))
-        await self._wait_until(lambda: not self._all, within_s)
+        self._deadline = Deadline(time.monotonic() + limits.drain_s + limits.exit_s)
+        EXIT_WATCH.begin(Deadline(self._deadline.at + 2 * _LATE_S))
+        await self._wait_until(lambda: not self._all, self._deadline.left(time.monotonic()) + _LATE_S)
         force.cancel()
 
     async def _force_later(self) -> None:
@@ -364,6 +383,7 @@ class Supervisor:
         self.drained_backends -= undrained(self.drained_backends, self.configuration.settings, new.settings)
         self.configuration = new
         self._policy.token_sha256 = token
+        self._engines.use(new.settings.backend, new.settings.limits.stop_s)
         for worker in self._all.values():
             worker.channel.send("configuration", packed=self._packed())
 
