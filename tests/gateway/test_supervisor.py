@@ -16,13 +16,16 @@ from urllib.parse import unquote
 import pytest
 from starlette.testclient import TestClient
 
-from hangup.config import BackendSettings, Settings
+from hangup.config import BackendSettings, LimitSettings, Settings
 from hangup.config.load import Configuration
 from hangup.errors import HangupError
 from hangup.gateway.admin.guard import Policy
+from hangup.gateway.fixed_settings import needs_restart
 from hangup.gateway.workers import supervisor as supervisor_module
 from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.asgi import HOST
+from hangup.gateway.workers.channel import unpacked
+from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.settings import undrained
 from hangup.gateway.workers.supervisor import Supervisor
 from hangup.interpreter import command_for
@@ -182,6 +185,55 @@ def test_a_reload_ends_the_drain_of_backends_that_it_replaces() -> None:
     assert ended((a, b, by_dns), (b, by_dns)) == {"a"}
     assert ended((a, b, by_dns), (a, b, replace(by_dns, weight=2.0))) == {"10.0.0.1:1"}
     assert ended((a, replace(b, slots=4)), (a, replace(b, slots=4)), slots=9) == {"a"}
+
+
+def test_a_worker_that_starts_after_a_reload_differs_from_the_others_in_nothing_that_needs_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would want TLS on the same port, or write to another ledger."""
+    backend = BackendSettings(url="http://127.0.0.1:9")
+    old = Settings(backend=(backend,), ledger="/old", tls_cert="", limits=LimitSettings(ended_calls_max=9))
+    new = Settings(backend=(backend,), ledger="/new", tls_cert="/cert", tls_key="/key", heartbeat_s=3.0)
+    sent: list[str] = []
+
+    async def start(slot: int, name: str, sockets: object) -> Any:
+        return SimpleNamespace(name=name, channel=SimpleNamespace(send=lambda kind, packed: sent.append(packed)))
+
+    async def follow(worker: object) -> None: ...
+
+    async def run() -> None:
+        supervisor = Supervisor(Configuration(old, {}), lambda: Configuration(new, {}), 2)
+        supervisor._folder, supervisor._port, supervisor._sockets, supervisor._admin_host = tmp_path, 1, [], "127.0.0.1"
+        supervisor._policy, supervisor._follow = Policy(), follow  # type: ignore[method-assign]
+        await supervisor._start(0)
+        await supervisor._reload()
+        await supervisor._start(1)
+        await supervisor._tasks.close()
+
+    monkeypatch.setattr(WorkerProcess, "start", start)
+    asyncio.run(run())
+    first, reloaded, later = (unpacked(text).settings for text in sent)
+    assert (first.ledger, first.heartbeat_s, later.heartbeat_s) == ("/old", 0.0, 3.0)
+    assert needs_restart(first, later) == [] and (later.tls_cert, later.tls_key) == ("", "")
+    assert needs_restart(first, reloaded) == ["ledger", "ended_calls_max"], "the others say what is not in effect"
+
+
+def test_what_workers_could_not_use_is_refused_as_a_whole(tmp_path: Path) -> None:
+    """They would keep the old configuration, but one that starts later could not start."""
+    backend = BackendSettings(url="http://127.0.0.1:9")
+    old = Settings(backend=(backend,), tls_cert=str(tmp_path / "old"), tls_key=str(tmp_path / "old"))
+    events: list[dict[str, Any]] = []
+
+    async def run() -> None:
+        renewed = replace(old, tls_cert=str(tmp_path / "new"))
+        supervisor = Supervisor(Configuration(old, {}), lambda: Configuration(renewed, {}), 2)
+        supervisor._log = SimpleNamespace(event=lambda event, **fields: events.append({event: fields}))  # type: ignore[assignment]
+        supervisor._admin_host = "127.0.0.1"
+        await supervisor._reload()
+        assert supervisor.configuration.settings is old
+
+    asyncio.run(run())
+    assert len(events) == 1 and "tls_cert" in str(events[0]["config_reload_failed"])
 
 
 def test_the_others_accept_for_a_worker_that_leaves_until_its_successor_is_ready() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hangup.config import Settings
 from hangup.errors import HangupError
 
@@ -57,6 +60,16 @@ def needs_restart(at_start: Settings, new: Settings) -> list[str]:
     """Return the settings that a restart would change."""
     names = [name for name in _FIXED if getattr(new, name) != getattr(at_start, name)]
     return names + [name for name in _FIXED_LIMITS if getattr(new.limits, name) != getattr(at_start.limits, name)]
+
+
+def with_fixed(at_start: Settings, new: Settings) -> Settings:
+    """Return new settings for a process that joins others: what only a restart changes is as it was when those started."""
+    kept: dict[str, Any] = {name: getattr(at_start, name) for name in _FIXED}
+    for names in (("tls_cert", "tls_key"), ("otlp_endpoint", "otlp_protocol")):  # a reload can change, but not add or remove
+        if bool(getattr(new, names[0])) != bool(getattr(at_start, names[0])):
+            kept |= {name: getattr(at_start, name) for name in names}
+    limits = {name: getattr(at_start.limits, name) for name in _FIXED_LIMITS}
+    return replace(new, **kept, limits=replace(new.limits, **limits))
 
 
 def check_reload(old: Settings, new: Settings) -> None:

@@ -11,7 +11,10 @@ from hangup.config import Settings
 from hangup.config.check import default_name, is_discovered
 from hangup.config.load import Configuration
 from hangup.errors import ConfigError
+from hangup.gateway import ports
 from hangup.gateway.job_opener import jobs_path
+from hangup.gateway.otlp import configured_exporter
+from hangup.gateway.request_policy import RequestPolicy
 
 
 def worker_count(settings: Settings) -> int:
@@ -39,6 +42,14 @@ def for_worker(configuration: Configuration, port: int, folder: Path) -> Configu
     jobs = settings.jobs if jobs_path(settings, port) != "" else str(folder / "jobs.sqlite")
     ledger = ledger_path(settings, folder)
     return dataclasses.replace(configuration, settings=dataclasses.replace(settings, jobs=jobs, ledger=ledger))
+
+
+def check_as_worker(settings: Settings) -> None:
+    """Raise if a worker could not use the settings: it would keep its old ones, but one that starts later could not start."""
+    ports.server_tls(settings)
+    if settings.otlp_endpoint:
+        configured_exporter(settings, os.environ, settings.limits.trace_send_s)
+    RequestPolicy(settings, provider=False)
 
 
 def undrained(drained: Iterable[str], old: Settings, new: Settings) -> set[str]:

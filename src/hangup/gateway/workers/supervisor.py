@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +25,7 @@ from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.server import AdminServer
 from hangup.gateway.exit_watch import EXIT_WATCH
-from hangup.gateway.fixed_settings import check_reload
+from hangup.gateway.fixed_settings import check_reload, with_fixed
 from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.server import open_log
@@ -37,7 +38,7 @@ from hangup.gateway.workers.channel import Message, packed
 from hangup.gateway.workers.engines import EngineProcesses
 from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.server import SETTLE_S
-from hangup.gateway.workers.settings import check_for_workers, for_worker, ledger_path, undrained
+from hangup.gateway.workers.settings import check_as_worker, check_for_workers, for_worker, ledger_path, undrained
 from hangup.tasks import TASKS, Tasks
 
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
@@ -59,6 +60,7 @@ class Supervisor:
         self.draining = False
         self.retired_counters: metrics.Families = {}  # what workers had counted before they ended
         self.configuration = configuration
+        self._at_start = configuration.settings
         self._load = load
         self._hub = Hub(self._tell_worker)
         self._members = self._hub.members
@@ -171,14 +173,15 @@ class Supervisor:
         self._all[worker.name] = worker
         if replaces:
             self.by_slot[slot] = worker
-        worker.channel.send("configuration", packed=self._packed())
+        settings = with_fixed(self._at_start, self.configuration.settings)
+        worker.channel.send("configuration", packed=self._packed(replace(self.configuration, settings=settings)))
         if self.draining:
             worker.channel.send("drain")
         self._tasks.start(self._follow(worker))
         return worker
 
-    def _packed(self) -> str:
-        return packed(for_worker(self.configuration, self._port, self._folder))
+    def _packed(self, configuration: Configuration) -> str:
+        return packed(for_worker(configuration, self._port, self._folder))
 
     async def _follow(self, worker: WorkerProcess) -> None:
         """Handle all that a worker says, until its end."""
@@ -374,6 +377,7 @@ class Supervisor:
             new = await asyncio.to_thread(self._load)
             check_reload(self.configuration.settings, new.settings)
             check_for_workers(new.settings)
+            await asyncio.to_thread(check_as_worker, with_fixed(self._at_start, new.settings))
             token = ports.admin_policy(new.settings, self._admin_host).token_sha256
         except HangupError as error:
             self._log.event("config_reload_failed", problems=str(error).splitlines())
@@ -385,7 +389,7 @@ class Supervisor:
         self._policy.token_sha256 = token
         self._engines.use(new.settings.backend, new.settings.limits.stop_s)
         for worker in self._all.values():
-            worker.channel.send("configuration", packed=self._packed())
+            worker.channel.send("configuration", packed=self._packed(new))
 
     async def _roll(self) -> None:
         """Replace the workers one after another. A new one is ready before its predecessor drains, so no call is refused."""
