@@ -59,6 +59,16 @@ def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *option
             f"{BACKEND}models = ['a', 'b-*']\n[[alias]]\nname = 'x'\nmodel = 'c'\n",
             "FILE:6:1: no backend has the model c",
         ),
+        ('shared_state = "redis://h"\n', "FILE:1:1: shared_state: the embedded engine lives in the gateway's process"),
+        (f'shared_state = "redis://h:x"\n{BACKEND}', "FILE:1:1: shared_state: redis://h:x is no address of a store"),
+        (
+            f"shared_state = 'redis://h'\n{BACKEND}spawn = 'true'\n",
+            "FILE:1:1: shared_state: each gateway would spawn http://127.0.0.1:9",
+        ),
+        ('jobs = "postgresql://u:p@a@h/d"\n', "FILE:1:1: cannot use postgresql://u:***@h/d: the address cannot be read"),
+        ('ledger = "postgresql://h/d?colour=red"\n', "FILE:1:1: cannot use postgresql://h/d?colour=red: invalid URI query"),
+        ("a = [1,\n", "FILE:2:1: not valid TOML: Invalid value"),
+        ("[limits]\nxyzzy = 1\n", "FILE:2:1: unknown setting xyzzy\n  hint: `hangup config example` prints all "),
         ('jobs_password_file = "/nowhere"\n', "FILE:1:1: jobs_password_file: jobs is not the address of a server"),
         (
             'ledger = "postgresql://h/d"\nledger_password_file = "/nowhere"\n',
@@ -97,6 +107,14 @@ def test_headers_for_the_collector(tmp_path: Path, capsys: pytest.CaptureFixture
     said = check(tmp_path, 'otlp_endpoint = "http://127.0.0.1:4318"\n', capsys)
     assert "FILE:1:1: otlp_headers: expected name=value,name=value" in said
     assert "planted" not in said
+
+
+def test_variables_of_opentelemetry_that_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "soon")
+    said = check(tmp_path, 'otlp_endpoint = "http://127.0.0.1:4318"\n', capsys)
+    assert "FILE:1:1: OTEL_EXPORTER_OTLP_TIMEOUT: expected a number, got 'soon'" in said
 
 
 def test_a_store_of_a_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,32 @@ def test_litellm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert lost in said and lost in " ".join(text.replace("\n#", "").split()), lost
     assert "planted" not in text + said
+
+
+PATTERNS = """
+model_list:
+  - {model_name: "openai/*", litellm_params: {model: "openai/*", api_key: os.environ/OPENAI_API_KEY}}
+  - {model_name: "groq/*", litellm_params: {model: "groq/*"}}
+  - {model_name: "*", litellm_params: {model: "openai/*", api_base: "http://10.0.0.9:1/v1"}}
+  - {model_name: own, litellm_params: {model: hosted_vllm/own, api_base: "http://10.0.0.1:8000"}}
+  - {model_name: unfinished}
+"""
+
+
+def test_a_pattern_does_not_get_the_calls_of_other_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    """`openai/*` beside an engine of one's own: with `*` as its models, OpenAI would get calls for that engine as well."""
+    Path("config.yaml").write_text(PATTERNS)
+    assert main(["init", "--from-litellm", "config.yaml"]) == 0
+    models = {
+        backend.url: backend.models for backend in load(Path("hangup.toml"), env={"OPENAI_API_KEY": "k"}).settings.backend
+    }
+    assert "gpt-*" in models["https://api.openai.com/v1"]
+    assert models["https://api.groq.com/openai/v1"] == models["http://10.0.0.9:1/v1"] == ()  # asked for their lists
+    assert models["http://10.0.0.1:8000"] == ("own",)
+    assert not [
+        url for url, given in models.items() if any(fnmatchcase("own", each) for each in given) and "10.0.0.1" not in url
+    ]
+    assert "entry 5 of model_list (unfinished): no model_name, or no litellm_params.model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

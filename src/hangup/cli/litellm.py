@@ -40,6 +40,21 @@ _PROVIDERS = {
     "litellm_proxy": "",
     "custom_openai": "",
 }
+_MODELS = {  # what `openai/*` means: `*` alone would get the calls of all other backends' models as well
+    "openai": (
+        "gpt-*",
+        "chatgpt-*",
+        "o1*",
+        "o3*",
+        "o4*",
+        "text-embedding-*",
+        "omni-moderation-*",
+        "whisper-*",
+        "tts-*",
+        "dall-e-*",
+    ),
+    "anthropic": ("claude-*",),
+}
 _OWN_APIS = {"azure", "azure_ai", "bedrock", "cohere", "gemini", "palm", "replicate", "sagemaker", "vertex_ai", "watsonx"}
 _FROM_ENVIRONMENT = "os.environ/"
 _TAKEN = {"model", "api_base", "base_url", "api_key", "max_parallel_requests", "weight", "output_cost_per_token"}
@@ -49,8 +64,8 @@ def taken_over(file: Path, env: Mapping[str, str]) -> tuple[dict[str, Any], dict
     """Return settings, limits, rows of lists, and notes about what was not taken over."""
     document = _read(file)
     reader = _Reader(env)
-    for entry in _list(document.get("model_list")):
-        reader.deployment(entry if isinstance(entry, dict) else {})
+    for number, entry in enumerate(_list(document.get("model_list")), 1):
+        reader.deployment(number, _dict(entry))
     limits = reader.limits_of(document)
     tables: list[Table] = [("backend", note, row) for note, row in reader.finished()]
     tables += [("alias", "", {"name": name, "model": model}) for name, model in reader.aliases.items() if name != model]
@@ -100,15 +115,21 @@ class _Reader:
         self.backends: dict[str, dict[str, Any]] = {}  # by URL
         self.aliases: dict[str, str] = {}
         self.lost: list[str] = []
+        self._asked = set[str]()  # URLs whose models are not listed
         self._prices: dict[str, set[float]] = {}  # by URL
 
-    def deployment(self, entry: dict[str, Any]) -> None:
-        name, params = str(entry.get("model_name", "")), _dict(entry.get("litellm_params"))
-        full = str(params.get("model", ""))
+    def deployment(self, number: int, entry: dict[str, Any]) -> None:
+        name, params = str(entry.get("model_name") or ""), _dict(entry.get("litellm_params"))
+        full = str(params.get("model") or "")
         provider, slash, model = full.partition("/")
         base = self._value(params.get("api_base") or params.get("base_url"))
         if not slash or (base and provider not in (*_PROVIDERS, *_OWN_APIS)):
             provider, model = "openai", full  # as LiteLLM reads a name without a provider
+        if not name or not model:
+            self.lost.append(
+                f"entry {number} of model_list{f' ({name})' if name else ''}: no model_name, or no litellm_params.model"
+            )
+            return
         if provider not in _PROVIDERS:
             self.lost.append(f"{name}: {provider} has an API of its own, or hangup does not know its address")
             return
@@ -116,20 +137,28 @@ class _Reader:
         if not url or url_problem(url):
             self.lost.append(f"{name}: it needs an api_base that is an http:// or https:// address")
             return
-        if "*" in name and name != model:
-            self.lost.append(f"{name}: a pattern can be routed, but not renamed to {model}; clients must say {model}")
         if provider == "anthropic":
             self.lost.append(f"{name}: the translation of OpenAI's API to Anthropic's; clients call /v1/messages")
         row = self.backends.setdefault(url, {"url": url})
         self._key(name, row, str(params.get("api_key") or ""))
         if provider in _ENGINES:
             row["engine"] = _ENGINES[provider]
-        if model not in row.setdefault("models", []):
-            row["models"].append(model)
-        if "*" not in name:
-            self._alias(name, model)
+        self._models(name, row, model, () if base else _MODELS.get(provider, ()))
         self._amounts(name, row, params)
         self._note_lost(name, entry, params)
+
+    def _models(self, name: str, row: dict[str, Any], model: str, usual: tuple[str, ...]) -> None:
+        """Take over a model or a pattern of models. `usual` are the names that the provider uses."""
+        models = row.setdefault("models", [])
+        if "*" not in name:
+            self._alias(name, model)
+        elif name not in (model, "*"):
+            self.lost.append(f"{name}: a new name by a pattern; clients say the name that {row['url']} has for a model")
+        if model == "*" and (name == "*" or not usual):  # hangup asks for the list, and sends there what nobody else has
+            self._asked.add(row["url"])
+            self.lost.append(f"{name}: the pattern; hangup asks {row['url']} for its models instead")
+        wanted = usual if model == "*" else (model,)
+        models += [each for each in wanted if each not in models]
 
     def _value(self, given: Any) -> str:
         """Return a value, from the environment where it says so."""
@@ -204,7 +233,8 @@ class _Reader:
         key = self._env.get(variable, "") if variable else given
         if variable and not key:
             self.lost.append(
-                f"master_key: {variable} is not set here; `hangup key digest` makes the key_sha256 of a [[tenant]]"
+                f"master_key: {variable} is not set here; `hangup key digest` makes the key_sha256 of a [[tenant]]; until"
+                " then, clients need no key"
             )
         note = "LiteLLM's master_key, as a digest. Clients go on using the key."
         return [("tenant", note, {"name": "master", "key_sha256": [digest_of(key)]})] if key else []
@@ -213,7 +243,8 @@ class _Reader:
         """Return the backends, each with a comment."""
         rows = []
         for row in self.backends.values():
-            if "*" in row["models"]:
-                row["models"] = ["*"]
-            rows.append((f"{len(row['models'])} model{'' if len(row['models']) == 1 else 's'} of LiteLLM's model_list", row))
+            count = len(row["models"])
+            if row["url"] in self._asked:
+                del row["models"]
+            rows.append((f"{count} model{'' if count == 1 else 's'} of LiteLLM's model_list" if count else "", row))
         return rows

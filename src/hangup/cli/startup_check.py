@@ -26,13 +26,14 @@ from hangup.config.schema import LISTS, scalar_fields
 from hangup.errors import ConfigError, HangupError
 from hangup.gateway import ports
 from hangup.gateway.client import sockets
+from hangup.gateway.hosts.server import check_for_sharing
+from hangup.gateway.hosts.store import Store
 from hangup.gateway.job_opener import jobs_path
 from hangup.gateway.name_resolver import NameResolver
-from hangup.gateway.otel_environment import TraceTarget
-from hangup.gateway.otlp import Exporter
+from hangup.gateway.otlp import configured_exporter
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.ledger_tables import VERSION as LEDGER_VERSION
-from hangup.gateway.store.postgresql import is_postgresql
+from hangup.gateway.store.postgresql import PostgresConnection, is_postgresql
 from hangup.gateway.workers.settings import check_for_workers, worker_count
 
 Problem = tuple[Key, str]
@@ -43,7 +44,8 @@ _FOREIGN = re.compile(r"\$\{\w+\}|\bos\.environ/\w+|\{\{.*\}\}")  # of a shell, 
 
 def problems(config: Configuration) -> list[str]:
     """Return every problem, ready to print."""
-    found = [*_addresses(config.settings), *_files(config.settings), *_extras(config.settings), *_rest(config.settings)]
+    settings = config.settings
+    found = [*_addresses(settings), *_files(settings), *_extras(settings), *_servers(settings), *_rest(settings)]
     for index, backend in enumerate(config.settings.backend):
         found += [(("backend", index, name), text) for name, text in _backend(backend)]
     found += _unexpanded(config.settings)
@@ -139,9 +141,19 @@ def _extras(settings: Settings) -> Iterator[Problem]:
     if settings.shared_state and not _installed("redis"):
         yield ("shared_state",), "shared_state: it needs an extra package\n  hint: pip install 'hangup[redis]'"
     if settings.otlp_endpoint:
-        headers = settings.otlp_headers.reveal()
         given = "otlp_protocol" if settings.otlp_protocol != "http/json" else "otlp_endpoint"
-        yield from _refused(given, lambda: Exporter(TraceTarget(settings.otlp_endpoint, settings.otlp_protocol), headers, 1.0))
+        yield from _refused(given, lambda: configured_exporter(settings, os.environ, 1.0))
+
+
+def _servers(settings: Settings) -> Iterator[Problem]:
+    """Addresses of servers that cannot be read. Whether a server answers is not asked."""
+    for name in ("jobs", "ledger"):
+        if is_postgresql(url := getattr(settings, name)) and _installed("psycopg"):
+            yield from _refused(name, PostgresConnection(url, name, ()).check_address)
+    if settings.shared_state:
+        yield from _refused("shared_state", lambda: check_for_sharing(settings))
+        if _installed("redis"):
+            yield from _refused("shared_state", lambda: Store(settings.shared_state, settings.shared_state_name, 1.0))
 
 
 def _installed(package: str) -> bool:

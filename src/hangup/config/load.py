@@ -52,6 +52,7 @@ _KUBERNETES = re.compile(
     r"HANGUP_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _KUBERNETES_PORT = re.compile(r"(?:tcp|udp|sctp)://\S+")
+_NAMES_SHOWN_MAX = 40
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -94,7 +95,12 @@ class _Problems(list[str]):
 
     def unknown(self, place: str, what: str, name: str, valid: list[str], prefix: str = "") -> None:
         near = difflib.get_close_matches(name, valid, 1, 0.6)
-        hint = f"did you mean {prefix}{near[0]}?" if near else "valid names: " + ", ".join(prefix + v for v in sorted(valid))
+        if near:
+            hint = f"did you mean {prefix}{near[0]}?"
+        elif len(valid) > _NAMES_SHOWN_MAX:
+            hint = f"`hangup config example` prints all {len(valid)} valid names"
+        else:
+            hint = "valid names: " + ", ".join(prefix + v for v in sorted(valid))
         self.add(place, f"unknown {what} {prefix}{name}", hint)
 
 
@@ -186,7 +192,11 @@ def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[lo
         return {}, {}
     except ValueError as error:  # from tomllib, or from a number with thousands of digits
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        where = f"{path}:{place[1]}:{place[2]}" if place else str(path)
+        if "(at end of document)" in str(error):
+            lines = text.split("\n")
+            where = f"{path}:{len(lines)}:{len(lines[-1]) + 1}"
+        else:
+            where = f"{path}:{place[1]}:{place[2]}" if place else str(path)
         problems.add(where, f"not valid TOML: {str(error).split(' (at ')[0]}")
         return {}, {}
 

@@ -131,6 +131,13 @@ class PostgresConnection:
     def _is_idle(self, real: psycopg.Connection[Any]) -> bool:
         return bool(real.info.transaction_status == self.psycopg.pq.TransactionStatus.IDLE)
 
+    def check_address(self) -> None:
+        """Raise `HangupError` if the address cannot be read; ask no server."""
+        try:
+            self._parts()
+        except self.psycopg.Error as error:
+            raise self._refused(error) from None
+
     def _options(self) -> dict[str, Any]:
         given = self._parts()
         network = {name: value for name, value in _NETWORK.items() if name not in given}
