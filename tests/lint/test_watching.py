@@ -357,3 +357,75 @@ def test_code_outside_of_the_project_may_watch_the_request_that_it_is_given() ->
     """
     assert codes(source) == []
     assert codes(source.replace("(body, raw_request)", "(body)")) == ["HU004"]
+
+
+ANSWER = """
+    from fastapi import FastAPI, Request, Response
+    from fastapi.responses import JSONResponse, RedirectResponse
+    from openai import AsyncOpenAI
+
+    app = FastAPI()
+    client = AsyncOpenAI()
+
+    async def ask(text):
+        return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+
+    @app.post("/answer")
+    async def answer(request: Request, text: str, other: str, rows: list, store: object):
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "reply = await ask(text); await store.send(other, reply); return {'status': 'ok'}",
+        "reply = await ask(text); store.save(reply); return JSONResponse({'ok': True}, status_code=202)",
+        "reply = await ask(text); await rows[0].save(reply); return Response(status_code=200)",
+        "await ask(text); return {'rows': len(rows)}",
+        "reply = await ask(text); store.put(reply); number = len(rows); return {'number': number}",
+    ],
+)
+def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
+    assert codes(ANSWER.format(body=body)) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "reply = await ask(text); return {'reply': reply}",
+        "reply = await ask(text); rows.append(reply); return rows",
+        "reply = await ask(text); store.save(reply); return await store.load()",
+        "store.reply = await ask(text); return store",
+        "first, second = await ask(text), 1; parts = [f'{first}']; return {'parts': ''.join(parts)}",
+        "total = ''\n        for part in await ask(text):\n            total += part\n        return total",
+        "reply = await ask(text)\n        if reply == 'no':\n            return None\n        return {'rows': rows}",
+        "reply = await ask(text)\n        def show():\n            return reply\n        return show()",
+        "if (reply := await ask(text)):\n            rows = [reply]\n        return rows",
+        "reply = await ask(text); store.save(reply); return RedirectResponse('/chat')",
+        "await ask(text); return (await ask(other)).choices",  # the second one is the answer
+    ],
+)
+def test_somebody_waits_for_what_the_answer_is_made_of(body: str) -> None:
+    assert codes(ANSWER.format(body=body)) == ["HU004"]
+
+
+def test_a_callee_that_reads_from_the_websocket_sees_its_end() -> None:
+    source = """
+        from fastapi import FastAPI, WebSocket
+        from openai import AsyncOpenAI
+
+        app = FastAPI()
+        client = AsyncOpenAI()
+
+        async def call(websocket, text):
+            {read}
+            await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+
+        @app.websocket("/call")
+        async def handle(websocket: WebSocket):
+            text = await websocket.receive_text()
+            await call(websocket=websocket, text=text)
+    """
+    assert codes(source.format(read="await websocket.send_text(text)")) == ["HU004"]
+    assert codes(source.format(read="text = await websocket.receive_text()")) == []

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 
 from hangup.lint import spawns, vocabulary
+from hangup.lint.answers import calls_outside_answer
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.source import Function as Scope
@@ -61,6 +62,7 @@ class _Extract:
             set()
         )  # parameters of the function that are the framework's request, not the model of its body
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
+        self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
 
     def run(self) -> FileFacts:
         module, facts = self.module, self.facts
@@ -102,7 +104,10 @@ class _Extract:
         made.returned = _references(scope.returns)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self.signature(made, scope, node)
-        self.requests = {name for name, given in made.parameters.items() if given.rpartition(".")[2] == "Request"}
+        self.requests = {
+            name for name, given in made.parameters.items() if given.rpartition(".")[2] in {"Request", "WebSocket"}
+        }
+        self.unanswered = self.outside_answer(made, node)
         made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
@@ -114,6 +119,13 @@ class _Extract:
         self.returns(made, scope)
         spawns.more(self.module, scope, made)
         return made
+
+    @staticmethod
+    def outside_answer(made: FunctionFacts, node: ast.AST) -> set[int]:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return set()
+        may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
+        return calls_outside_answer(node) if may_be_handler and not made.yields else set()
 
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         module = self.module
@@ -160,6 +172,7 @@ class _Extract:
             return
         use, into = self.use(site)
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
+        call.unanswered = id(site.node) in self.unanswered
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])
             call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)

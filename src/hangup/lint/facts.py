@@ -28,6 +28,7 @@ class CallFacts:
     forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
     gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
+    unanswered: bool = False  # a handler's call whose result has no part in what the handler returns
 
 
 @dataclass(slots=True)

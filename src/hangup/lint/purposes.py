@@ -20,7 +20,11 @@ _MEDIA = re.compile(
     re.I,
 )
 # Who calls it waits for no answer: another service, or an operator who wants something stored.
-_NO_CLIENT = re.compile(r"(^|[_/-])(web_?hooks?|callbacks?|cron|ingest\w*|re_?index\w*|train\w*)([_/-]|$)", re.I)
+_NO_CLIENT = re.compile(
+    r"(^|[_/-])(web_?hooks?|callbacks?|cron|ingest\w*|re_?index\w*|train\w*)([_/-]|$)"
+    r"|(slack|telegram|whatsapp|discord|feishu|lark|dingtalk)[_/-](events?|updates?|interactions?)([_/-]|$)",
+    re.I,
+)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hangup.lint.facts import Place
+from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
@@ -31,6 +31,8 @@ _PREPARES = re.compile(
     r"|should|url|envelope|fallback|is_|has_|name|payload|config|model$|body|params|messages|request$|options|usage|tokens|limit|track|trace|metric|measure",
     re.I,
 )
+# Handlers of these send their answer by themselves; what they return says nothing.
+_ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -82,7 +84,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
             continue  # what it calls reads from the socket, and so may notice
         if has_no_client(function.name) or has_no_client(function.path):
             continue
-        found = _first(project, key)
+        found = _first(project, key, framework)
         if found is None:
             continue
         place, name, runs = found
@@ -90,17 +92,18 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
         yield Hit(key[0], place, f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}", hint)
 
 
-def _first(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
+def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
     """Return the first call of a handler that runs a whole generation."""
     function = project.function(key)
+    quiet = () if framework in _ANSWER_BY_SENDING else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
-        if runs is None or runs.streams or runs.blocked or (runs.may_stream and not function.answers):
+        if runs is None or runs.streams or runs.blocked or (runs.may_stream and not function.answers) or call.place in quiet:
             continue
         if runs.forwards and not _INFERENCE.search(function.path):
             continue
-        if call.direct and call.gives_request:
-            continue  # code outside of the project, which may watch the request that it is given
+        if call.gives_request and (call.direct or (framework == "websocket" and _reads_socket(project, key, call))):
+            continue  # it may watch the request that it is given, or reads from the socket
         if call.use == "await" if function.is_async else runs.blocks:
             return call.place, call.ref, runs
     for index, spawn in enumerate(function.spawns):
@@ -112,11 +115,18 @@ def _first(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
             and spawn.handle == "await"
             and not found.streams
             and not spawn.stoppable
+            and spawn.place not in quiet
         ):
             return spawn.place, spawn.target, found
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key) if _ROUTE.search(function.path) and function.answers else None
+
+
+def _reads_socket(project: Project, key: Key, call: CallFacts) -> bool:
+    """Return whether what is called reads from the WebSocket itself, or in a function inside it, and so sees the end."""
+    found = project.names.callees(*key, call.ref)
+    return any(project.function(f).receives for callee in found for f in (callee, *project.names.inside(callee)))
 
 
 def _first_chunk(project: Project, key: Key) -> tuple[Place, str, Runs] | None:

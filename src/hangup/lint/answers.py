@@ -1,0 +1,118 @@
+"""Which calls of a handler have no part in what it returns: the client does not wait for what they compute.
+
+A webhook answers `{"status": "ok"}`, whatever the model said; an import stores what is generated and returns a number. Names are
+followed backwards from the returned values, through assignments, loops and statements that name several things.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+
+_BUILTINS = frozenset(dir(builtins))
+_PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
+_Handler = ast.FunctionDef | ast.AsyncFunctionDef
+_Scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def calls_outside_answer(handler: _Handler) -> set[int]:
+    """Return the ids of the calls whose results do not reach what the handler returns, as far as names show it."""
+    statements = list(_statements(handler.body))
+    returned = [s.value for s in statements if isinstance(s, ast.Return) and s.value is not None]
+    if any(_PAGES.search(_name(node)) for value in returned for node in ast.walk(value) if isinstance(node, ast.Call)):
+        return set()
+    flows = [flow for statement in statements for flow in _flows(statement)]
+    if all(_is_bare(value) for value in returned):
+        return {number for _, source in flows for number in _calls(source)}
+    live = _names(*returned, *(test for s in statements if (test := _deciding(s)) is not None))
+    quiet = flows
+    while reaching := [flow for flow in quiet if flow[0] & live]:
+        quiet = [flow for flow in quiet if not flow[0] & live]
+        live |= _names(*(source for _, source in reaching))
+    return {number for _, source in quiet for number in _calls(source)}
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a function, those of functions inside it as one."""
+    todo: list[ast.AST] = list(body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, _Scopes) and not isinstance(node, ast.expr):
+            todo.extend(ast.iter_child_nodes(node))
+
+
+def _flows(statement: ast.stmt) -> Iterator[tuple[set[str], ast.AST]]:
+    """Yield what a statement changes, and from what."""
+    match statement:
+        case ast.Assign():
+            yield {name for target in statement.targets for name in _changed(target)}, statement.value
+        case ast.AnnAssign() | ast.AugAssign() if statement.value is not None:
+            yield set(_changed(statement.target)), statement.value
+        case ast.For() | ast.AsyncFor():
+            yield set(_changed(statement.target)), statement.iter
+        case ast.With() | ast.AsyncWith():
+            for item in statement.items:
+                if item.optional_vars is not None:
+                    yield set(_changed(item.optional_vars)), item.context_expr
+        case ast.Expr():  # it may change anything that it names
+            yield _names(statement.value), statement.value
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            yield {statement.name}, statement
+    for node in ast.walk(statement) if not isinstance(statement, _Scopes) else ():
+        if isinstance(node, ast.NamedExpr):
+            yield {node.target.id}, node.value
+
+
+def _changed(target: ast.expr) -> Iterator[str]:
+    """Yield the names that an assignment changes: `state` for state["answer"].text."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for item in target.elts:
+            yield from _changed(item)
+        return
+    while isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred, ast.Call)):
+        target = target.func if isinstance(target, ast.Call) else target.value
+    if isinstance(target, ast.Name):
+        yield target.id
+
+
+def _deciding(statement: ast.stmt) -> ast.expr | None:
+    """Return the condition that decides whether the handler returns here."""
+    if isinstance(statement, (ast.If, ast.While, ast.Match)) and any(isinstance(s, ast.Return) for s in ast.walk(statement)):
+        return statement.subject if isinstance(statement, ast.Match) else statement.test
+    return None
+
+
+def _names(*nodes: ast.AST) -> set[str]:
+    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)} - _BUILTINS
+
+
+def _calls(node: ast.AST) -> Iterator[int]:
+    return (id(inner) for inner in ast.walk(node) if isinstance(inner, ast.Call))
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _is_bare(value: ast.expr) -> bool:
+    """Return whether a returned value holds no data: {"status": "ok"}, Response(status_code=200), ("", 204)."""
+    match value:
+        case ast.Constant():
+            return True
+        case ast.Dict():
+            return all(_is_bare(item) for item in value.values)
+        case ast.Tuple() | ast.List():
+            return all(_is_bare(item) for item in value.elts)
+        case ast.Name():
+            return value.id.isupper()
+        case ast.Attribute():
+            return value.attr.isupper()
+        case ast.Call(func=ast.Name() | ast.Attribute()):
+            given = [*value.args, *(k.value for k in value.keywords)]
+            plain = isinstance(value.func, ast.Name) or _name(value)[:1].isupper()
+            return plain and bool(given) and all(_is_bare(item) for item in given)
+    return False
