@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 
 _BUILTINS = frozenset(dir(builtins))
+_LOGS = frozenset("debug info warning warn error exception critical log print".split())
+_STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse"})
 _PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
 _Handler = ast.FunctionDef | ast.AsyncFunctionDef
 _Scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -58,13 +60,38 @@ def _flows(statement: ast.stmt) -> Iterator[tuple[set[str], ast.AST]]:
             for item in statement.items:
                 if item.optional_vars is not None:
                     yield set(_changed(item.optional_vars)), item.context_expr
-        case ast.Expr():  # it may change anything that it names
+        case ast.Expr() if not _is_log(statement.value):  # it may change anything that it names
             yield _names(statement.value), statement.value
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield {statement.name}, statement
     for node in ast.walk(statement) if not isinstance(statement, _Scopes) else ():
         if isinstance(node, ast.NamedExpr):
             yield {node.target.id}, node.value
+
+
+def _is_log(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _name(node) in _LOGS
+
+
+def calls_for_stream(handler: _Handler) -> set[int]:
+    """Return the ids of the calls in branches for clients that want a stream: `if body.stream: return StreamingResponse(...)`."""
+    found: set[int] = set()
+    for statement in _statements(handler.body):
+        if isinstance(statement, ast.If) and _asks_for_stream(statement.test) and _returns_stream(statement.body):
+            found.update(number for inner in statement.body for number in _calls(inner))
+    return found
+
+
+def _asks_for_stream(test: ast.expr) -> bool:
+    if any(isinstance(node, ast.Not) for node in ast.walk(test)):
+        return False
+    words = (getattr(n, "id", None) or getattr(n, "attr", None) or getattr(n, "value", None) for n in ast.walk(test))
+    return any(isinstance(word, str) and "stream" in word.lower() for word in words)
+
+
+def _returns_stream(body: list[ast.stmt]) -> bool:
+    returned = (s.value for s in body if isinstance(s, ast.Return))
+    return any(isinstance(value, ast.Call) and _name(value) in _STREAMS for value in returned)
 
 
 def _changed(target: ast.expr) -> Iterator[str]:

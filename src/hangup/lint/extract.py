@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 
 from hangup.lint import spawns, vocabulary
-from hangup.lint.answers import calls_outside_answer
+from hangup.lint.answers import calls_for_stream, calls_outside_answer
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.source import Function as Scope
@@ -125,7 +125,7 @@ class _Extract:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return set()
         may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
-        return calls_outside_answer(node) if may_be_handler and not made.yields else set()
+        return calls_outside_answer(node) | calls_for_stream(node) if may_be_handler and not made.yields else set()
 
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         module = self.module
@@ -134,8 +134,10 @@ class _Extract:
         made.path = route_path(scope)
         defaults = dict(zip(reversed([a.arg for a in node.args.args]), reversed(node.args.defaults), strict=False))
         for parameter in scope.parameters:
-            given = annotation(parameter.annotation) or _depends(defaults.get(parameter.arg))
-            made.parameters[parameter.arg] = given
+            provided = _depends(defaults.get(parameter.arg)) or _annotated_depends(parameter.annotation)
+            if provided:
+                made.provided[parameter.arg] = provided
+            made.parameters[parameter.arg] = annotation(parameter.annotation) or provided
         if node.returns is not None and (given := annotation(node.returns)):
             made.returned.append(given + "()")
         names = [module.dotted(d) for d in node.decorator_list]
@@ -247,6 +249,8 @@ def _references(values: list[ast.expr]) -> list[str]:
             if isinstance(value, ast.BoolOp)
             else (value,)
         ):
+            if isinstance(node, ast.Call) and reference(node.func).rpartition(".")[2] == "cast" and len(node.args) > 1:
+                node = node.args[1]  # cast(Service, found) is what was found
             ref = reference(node) or annotation(node)
             if ref and ref not in found:
                 found.append(ref)
@@ -258,6 +262,13 @@ def _depends(default: ast.expr | None) -> str:
     if isinstance(default, ast.Call) and reference(default.func).rpartition(".")[2] == "Depends" and default.args:
         return reference(default.args[0]) + "()"
     return ""
+
+
+def _annotated_depends(node: ast.expr | None) -> str:
+    """Return the same for `Annotated[Service, Depends(get_service)]`."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
+        return ""
+    return next((found for item in node.slice.elts if (found := _depends(item))), "")
 
 
 def _contains(root: ast.expr, node: ast.Call) -> bool:

@@ -64,6 +64,7 @@ class FunctionFacts:
     receives: bool = False  # reads from a WebSocket
     route: str = ""  # the object whose decorator registered it, while the framework is not known
     parameters: dict[str, str] = field(default_factory=dict)  # name -> reference of its type
+    provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)
     calls: list[CallFacts] = field(default_factory=list)

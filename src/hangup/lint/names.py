@@ -77,7 +77,9 @@ class Names:
 
     def is_harmless(self, path: str, ref: str) -> bool:
         """Return whether a name is imported from a file of the project that leads to no inference."""
-        full = self.files[path].imports.get(_SEGMENT.findall(ref)[0], "") if ref else ""
+        return self._leads_nowhere(self.files[path].imports.get(_SEGMENT.findall(ref)[0], "") if ref else "", path)
+
+    def _leads_nowhere(self, full: str, path: str) -> bool:
         if not full or not self.source.harmless:
             return False
         found = _module(self._all_modules, full, path) or _module(self._all_modules, full.rpartition(".")[0] or ".", path)
@@ -167,6 +169,11 @@ class Names:
                 if ref.partition(".")[0] != name and (found := self.find(path, here, ref, depth - 1)) is not None:
                     return found
             if name in function.parameters:
+                provided = self.find(path, here, function.provided.get(name, ""), depth - 1)
+                if provided is not None and (
+                    provided.kind == "instance" or (provided.kind == "made" and self._leads_nowhere(provided.name, provided.path))
+                ):
+                    return provided
                 given = function.parameters[name]
                 found = self.find(path, here, given, depth - 1) if given and given != name else None
                 return self.instance(found)
@@ -256,11 +263,22 @@ class Names:
         return self._by_name(path, number, receiver, verb)
 
     def _concrete(self, key: Key) -> list[Key]:
-        return self._near(key[0], self.methods_named(self.function(key).name))[:MANY]
+        """Return what completes an abstract method: in classes that name its class as a base, else anywhere near."""
+        abstract = self.function(key)
+        found = self.methods_named(abstract.name)
+        derived = [k for k in found if abstract.class_name in self._bases(k)]
+        return derived[:MANY] or self._near(key[0], found)[:MANY]
+
+    def _bases(self, key: Key) -> list[str]:
+        """Return the last parts of the names of a method's class's bases."""
+        owner = self.classes[key[0]].get(self.function(key).class_name)
+        return [base.removesuffix("[]").rpartition(".")[2] for base in owner.bases] if owner is not None else []
 
     def _near(self, path: str, keys: list[Key]) -> list[Key]:
         """Leave out functions of other applications in the same tree, if there are any in this one."""
         here = self.parts[path]
+        if here[0] in _FOLDERS_OF_SERVICES:
+            return [k for k in keys if _shared(here, self.parts[k[0]]) > 1 or self.parts[k[0]][0] != here[0]]
         return [k for k in keys if _shared(here, self.parts[k[0]])] or keys
 
     def _by_name(self, path: str, number: int, receiver: str, verb: str) -> list[Key]:
@@ -273,6 +291,9 @@ class Names:
         if similar:
             return similar[:MANY]
         return [] if verb in ANYONES or len(candidates) > MANY else candidates
+
+
+_FOLDERS_OF_SERVICES = frozenset({"services", "microservices"})  # each of them an application
 
 
 def _add_module(modules: Modules, path: str) -> tuple[str, ...]:

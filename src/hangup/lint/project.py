@@ -341,14 +341,16 @@ _SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTa
 
 # A function with such a name sends requests, but not for a generation.
 _SENDS_OTHERS = re.compile(
-    r"embed|search|rerank|index|ingest|upload|download|load|crawl|scrape|token|auth|login|sign|notif|email|mail|webhook|health|ping|^open$",
+    r"embed|search|rerank|index|ingest|upload|download|load|crawl|scrape|token|auth|login|sign|notif|email|mail|webhook|health|ping|^open$"
+    r"|alert|discord|slack|telegram|whatsapp|sms|audit|metric|telemetry|billing|payment|invoice",
     re.I,
 )
 
 
 def _sends_others(function: FunctionFacts) -> bool:
     """Return whether a function that sends requests is unlikely to send those of a handler for inference."""
-    return _SENDS_OTHERS.search(function.name) is not None or (bool(function.class_name) and function.name in ANYONES)
+    named = _SENDS_OTHERS.search(function.name) or _SENDS_OTHERS.search(function.class_name)
+    return named is not None or (bool(function.class_name) and function.name in ANYONES)
 
 
 def _rank(runs: Runs) -> int:

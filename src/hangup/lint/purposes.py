@@ -37,3 +37,8 @@ def is_no_answer(name: str) -> bool:
 def has_no_client(name: str) -> bool:
     """Return whether nobody waits for the answer of a handler with this name or path, or it is none of text."""
     return bool(name) and (is_no_answer(name) or _NO_CLIENT.search(_CAMEL.sub("_", name)) is not None)
+
+
+def makes_media(path: str) -> bool:
+    """Return whether a file is about speech, images, video or vectors, by its name and its folder's."""
+    return _MEDIA.search("/".join(path.removesuffix(".py").split("/")[-2:])) is not None

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import has_no_client
+from hangup.lint.purposes import has_no_client, is_no_answer, makes_media
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain
 
 _HEAD = r"^(/api|/openai|/internal\w*|/worker)?(/v\d\w*)?"
+_COMPLETIONS = rf"completions$|(chat|text|code)/completion$|{_HEAD}/completion$"  # `/lessons/{{id}}/completion` is a state
 _INFERENCE = re.compile(
-    rf"completions?$|{_HEAD}/(messages|responses|generate(_\w+)?|chat|infer(ence)?)/?$|generateContent|worker_generate\w*$",
+    rf"{_COMPLETIONS}|{_HEAD}/(messages|responses|generate(_\w+)?|chat|infer(ence)?)/?$|generateContent|worker_generate\w*$",
     re.I,
 )
 _ROUTE = re.compile(
-    rf"/completions?$|{_HEAD}/(messages|responses|generate|infer(ence)?)/?$|^/api/chat$|/worker_generate$", re.I
+    rf"{_COMPLETIONS}|{_HEAD}/(messages|responses|generate|infer(ence)?)/?$|^/api/chat$|/worker_generate$", re.I
 )
 _COMPUTES = re.compile(r"(^|_)(generate|complete|completions?|infer|inference|predict)(_|$)|^(Generat|Predict|Infer)", re.I)
 _SUBMITS = re.compile(
@@ -82,7 +83,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
             continue
         if framework == "websocket" and not function.receives:
             continue  # what it calls reads from the socket, and so may notice
-        if has_no_client(function.name) or has_no_client(function.path):
+        if has_no_client(function.name) or has_no_client(function.path) or makes_media(key[0]):
             continue
         found = _first(project, key, framework)
         if found is None:
@@ -120,7 +121,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             return spawn.place, spawn.target, found
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
-    return _by_route(project, key) if _ROUTE.search(function.path) and function.answers else None
+    return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
 
 
 def _reads_socket(project: Project, key: Key, call: CallFacts) -> bool:
@@ -144,7 +145,7 @@ def _first_chunk(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
     return None
 
 
-def _by_route(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
+def _by_route(project: Project, key: Key, quiet: Collection[Place]) -> tuple[Place, str, Runs] | None:
     """Return the call of a handler for inference that must be the inference: `await scheduler.submit(...)` for /generate."""
     function = project.function(key)
     for index, call in enumerate(function.calls):
@@ -155,6 +156,8 @@ def _by_route(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
             or _PREPARES.search(verb)
             or receiver == "request"
             or call.into
+            or is_no_answer(verb)
+            or call.place in quiet
         ):
             continue
         found = [project.function(k) for k in project.names.callees(*key, call.ref)]
