@@ -1,7 +1,7 @@
 """Which calls of a handler have no part in what it returns: the client does not wait for what they compute.
 
-A webhook answers `{"status": "ok"}`, whatever the model said; an import stores what is generated and returns a number. Names are
-followed backwards from the returned values, through assignments, loops and statements that name several things.
+A webhook answers `{"status": "ok"}`, whatever the model said; an import stores what is generated and returns a number. Names
+are followed backwards from the returned values, through assignments, loops and statements that name several things.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _is_log(node: ast.expr) -> bool:
 
 
 def calls_for_stream(handler: _Handler) -> set[int]:
-    """Return the ids of the calls in branches for clients that want a stream: `if body.stream: return StreamingResponse(...)`."""
+    """Return the ids of the calls in branches for clients that want a stream: `if body.stream: return StreamingResponse()`."""
     found: set[int] = set()
     for statement in _statements(handler.body):
         if isinstance(statement, ast.If) and _asks_for_stream(statement.test) and _returns_stream(statement.body):

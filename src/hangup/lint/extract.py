@@ -249,12 +249,17 @@ def _references(values: list[ast.expr]) -> list[str]:
             if isinstance(value, ast.BoolOp)
             else (value,)
         ):
-            if isinstance(node, ast.Call) and reference(node.func).rpartition(".")[2] == "cast" and len(node.args) > 1:
-                node = node.args[1]  # cast(Service, found) is what was found
-            ref = reference(node) or annotation(node)
+            ref = reference(_uncast(node)) or annotation(node)
             if ref and ref not in found:
                 found.append(ref)
     return found[:4]
+
+
+def _uncast(node: ast.expr) -> ast.expr:
+    """Return what `cast(Service, found)` returns."""
+    if isinstance(node, ast.Call) and reference(node.func).rpartition(".")[2] == "cast" and len(node.args) > 1:
+        return node.args[1]
+    return node
 
 
 def _depends(default: ast.expr | None) -> str:

@@ -171,7 +171,8 @@ class Names:
             if name in function.parameters:
                 provided = self.find(path, here, function.provided.get(name, ""), depth - 1)
                 if provided is not None and (
-                    provided.kind == "instance" or (provided.kind == "made" and self._leads_nowhere(provided.name, provided.path))
+                    provided.kind == "instance"
+                    or (provided.kind == "made" and self._leads_nowhere(provided.name, provided.path))
                 ):
                     return provided
                 given = function.parameters[name]
@@ -267,7 +268,7 @@ class Names:
         abstract = self.function(key)
         found = self.methods_named(abstract.name)
         derived = [k for k in found if abstract.class_name in self._bases(k)]
-        return derived[:MANY] or self._near(key[0], found)[:MANY]
+        return (self._near(key[0], derived) or derived or self._near(key[0], found))[:MANY]
 
     def _bases(self, key: Key) -> list[str]:
         """Return the last parts of the names of a method's class's bases."""

@@ -14,7 +14,7 @@ _CHECKS = re.compile(
 # It computes speech, images, music, video or vectors.
 _MEDIA = re.compile(
     r"(^|[_/-])(tts|asr|stt|ocr|speech\w*|transcri\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
-    r"|speech|(text|txt)_?to_?(image|video|audio|music)"
+    r"|speech|(text|txt|image|img|video|audio)_?to_?(image|video|audio|music)"
     r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?(images?|videos?|audios?|music|songs?|voices?|sounds?)([_/-]|$)"
     r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",
     re.I,
