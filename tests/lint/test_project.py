@@ -194,3 +194,80 @@ def test_the_same_from_the_command_line(project: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stdout.count("HU004") == 2
     assert (project / ".hangup_cache" / ".gitignore").read_text() == "*\n"
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(dedent(text))
+
+
+INTERFACE = """
+    from abc import ABC, abstractmethod
+
+    class Answers(ABC):
+        @abstractmethod
+        async def reply(self, text): ...
+"""
+COMPUTES = """
+    from openai import AsyncOpenAI
+    from {module} import Answers
+
+    client = AsyncOpenAI()
+
+    class Computed({base}):
+        async def reply(self, text):
+            return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+"""
+
+
+def test_a_dependency_tells_what_a_parameter_is(project: Path) -> None:
+    shutil.rmtree(project / "app")
+    route = """
+        from fastapi import Depends, FastAPI
+        from own.provide import get_answers
+        from own.answers import Answers
+
+        app = FastAPI()
+
+        @app.post("/answer")
+        async def answer(text: str, service: Answers = Depends(get_answers)):
+            return await service.reply(text)
+    """
+    provide = """
+        from typing import cast
+        from own.answers import Answers
+        from own.computed import Computed
+        from own.fixed import Fixed
+
+        def get_answers() -> Answers:
+            service = {made}()
+            return cast(Answers, service)
+    """
+    fixed = "class Fixed:\n    async def reply(self, text):\n        return 'yes'\n"
+    files = {"own/routes.py": route, "own/answers.py": INTERFACE, "own/fixed.py": fixed}
+    files["own/computed.py"] = COMPUTES.format(module="own.answers", base="Answers")
+    write(project, files | {"own/provide.py": provide.format(made="Computed")})
+    assert found() == ["own/routes.py:10 HU004"]
+    write(project, {"own/provide.py": provide.format(made="Fixed")})
+    assert found() == []
+
+
+def test_services_of_a_monorepo_are_applications_of_their_own(project: Path) -> None:
+    shutil.rmtree(project / "app")
+    route = """
+        from fastapi import FastAPI
+        from {service}.answers import Answers
+
+        app = FastAPI()
+
+        @app.post("/answer")
+        async def answer(text: str, checker: Answers):
+            return await checker.reply(text)
+    """
+    for service in ("one", "two"):
+        write(project, {f"services/{service}/{service}/routes.py": route.format(service=service)})
+        write(project, {f"services/{service}/{service}/answers.py": INTERFACE})
+    computed = COMPUTES.format(module="two.answers", base="object")
+    write(project, {"services/two/two/computed.py": computed})
+    assert found() == ["services/two/two/routes.py:9 HU004"]

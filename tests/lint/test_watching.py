@@ -429,3 +429,42 @@ def test_a_callee_that_reads_from_the_websocket_sees_its_end() -> None:
     """
     assert codes(source.format(read="await websocket.send_text(text)")) == ["HU004"]
     assert codes(source.format(read="text = await websocket.receive_text()")) == []
+
+
+STREAM = """
+    from fastapi import FastAPI
+    from fastapi.responses import StreamingResponse
+    from langchain_openai import ChatOpenAI
+
+    app = FastAPI()
+    llm = ChatOpenAI()
+
+    @app.post("/chat")
+    async def chat(body: dict):
+        if {test}:
+            chunks = await llm.ainvoke(body, as_stream=True)
+            return StreamingResponse(events(chunks))
+        return {whole}
+"""
+
+
+def test_a_branch_that_streams_is_no_whole_answer() -> None:
+    whole = "await llm.ainvoke(body)"
+    found = lint_source(dedent(STREAM.format(test="body.stream", whole=whole)))
+    assert [(f.code, f.line) for f in found] == [("HU004", 14)]
+    assert codes(STREAM.format(test="body.stream", whole="{'error': body}")) == []
+    assert codes(STREAM.format(test="not body.stream", whole="{'error': body}")) == ["HU004"]
+
+
+@pytest.mark.parametrize("path", ["/activities/{id}/completion", "/v1/chat/completions", "/v1/completion", "/chat/completion"])
+def test_a_path_that_ends_in_completion(path: str) -> None:
+    source = f"""
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        @app.post("{path}")
+        async def handle(body: dict, service: object):
+            return await service.submit_completion(body)
+    """
+    assert codes(source) == ([] if "activities" in path else ["HU004"])
