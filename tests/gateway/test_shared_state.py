@@ -26,7 +26,7 @@ from hangup.gateway.hosts import life
 from hangup.gateway.hosts import link as link_module
 from hangup.gateway.hosts.life import Life
 from hangup.gateway.hosts.link import StoreLink
-from hangup.gateway.hosts.store import Exchange, SharedStateFailed
+from hangup.gateway.hosts.store import Exchange, Heritage, SharedStateFailed
 from hangup.gateway.members.member import CallsReport
 from support.redis_server import require_redis
 
@@ -86,12 +86,12 @@ class Wire:
         memory.snapshots[me] = snapshot
         return Exchange(memory.lead, memory.orders.get(me, {}), True, dict(memory.snapshots) if leads else {})
 
-    async def take_lead(self, me: str, term: int, seen: Lead | None) -> dict[str, Any] | None:
+    async def take_lead(self, me: str, term: int, seen: Lead | None) -> Heritage | None:
         self._check()
         if self._memory.lead != seen:
             return None
         self._memory.lead = Lead(me, term, 0)
-        return dict(self._memory.orders)
+        return Heritage(dict(self._memory.orders), [], {})
 
     async def write_orders(self, lead: Lead, orders: dict[str, Any], removed: Iterable[str]) -> bool:
         self._check()

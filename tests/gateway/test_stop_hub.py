@@ -67,6 +67,7 @@ class Whole:
             stopping = SimpleNamespace(reaper=self.reapers[name])
             gateway: Any = SimpleNamespace(stopping=stopping, log=SimpleNamespace(event=lambda *_, **__: None))
             gateway.accounting = SimpleNamespace(store=None)
+            gateway.backends = SimpleNamespace(by_name={})
             peers.start(gateway)
             self.join(name)
 

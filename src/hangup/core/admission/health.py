@@ -112,6 +112,12 @@ TRUST: Mapping[HealthEvent, Mapping[Trust, Trust]] = {
     HealthEvent.QUARANTINED: dict.fromkeys(Trust, Trust.QUARANTINED),
     HealthEvent.TAKEN_BACK: dict.fromkeys(Trust, Trust.TRUSTED),
 }
+_EVENTS_TO = {  # from any state
+    Trust.TRUSTED: (HealthEvent.TAKEN_BACK,),
+    Trust.SUSPECTED: (HealthEvent.TAKEN_BACK, HealthEvent.GRACE_OVER),
+    Trust.DEGRADED: (HealthEvent.TAKEN_BACK, HealthEvent.FOUND_ZOMBIE),
+    Trust.QUARANTINED: (HealthEvent.QUARANTINED,),
+}
 INTAKE: Mapping[HealthEvent, Mapping[CallIntake, CallIntake]] = {
     HealthEvent.PAUSED: dict.fromkeys(CallIntake, CallIntake.PAUSED),
     HealthEvent.RESUMED: dict.fromkeys(CallIntake, CallIntake.OPEN),
@@ -183,6 +189,11 @@ class BackendHealth:
         self._move(event)
         self._derive()
         return before != (self.up, self.trust, self.intake, self.use, self.listing)
+
+    def take_trust(self, trust: Trust) -> None:
+        """Take another process's word for how far the engine can be trusted."""
+        for event in _EVENTS_TO[trust]:
+            self.apply(event)
 
     def _move(self, event: HealthEvent) -> None:
         if event in REACH:

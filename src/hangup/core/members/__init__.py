@@ -16,7 +16,7 @@ from hangup.core.members.lead import Lead, LeadWatch
 from hangup.core.members.members import LeftCall, LeftCalls, Members
 from hangup.core.members.quotas import HELD_S, QuotaShares
 from hangup.core.members.shares import equal_part, fair_shares, part_alone
-from hangup.core.members.stop_records import EndedCall, StopFinding, StopRecords
+from hangup.core.members.stop_records import EndedCall, RecordChanges, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
 from hangup.core.members.token_bank import TokenBank, TokenLevel, TokensCharged
 from hangup.core.members.token_sums import TokenRow, TokenSums
@@ -35,6 +35,7 @@ __all__ = [
     "PlaceAllocator",
     "PlaceReport",
     "QuotaShares",
+    "RecordChanges",
     "StopFinding",
     "StopRecords",
     "Sum",

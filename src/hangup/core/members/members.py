@@ -25,9 +25,11 @@ class _Life:
 class Members:
     """The members that have joined and not left."""
 
-    def __init__(self, silent_max_s: float, look_s: float) -> None:
+    def __init__(self, silent_max_s: float, look_s: float, *, elects: bool = True) -> None:
+        """`elects`: the members choose their leader here; otherwise a store does, and `lead_by` says who it is."""
         self._silent_max_s = silent_max_s
         self._look_max_s = 1.5 * look_s  # a look that comes later than this adds no more: the hub was stopped meanwhile
+        self._elects = elects
         self._looked_at: float | None = None
         self._lives: dict[str, _Life] = {}
         self._joined = 0
@@ -38,7 +40,7 @@ class Members:
         """Add a member; one that was here before counts as new."""
         self._joined += 1
         self._lives[member] = _Life(self._joined)
-        if self._leader == member:
+        if self._leader == member and self._elects:
             self._leader = None
         self._elect()
 
@@ -77,8 +79,14 @@ class Members:
     def leader(self) -> str | None:
         return self._leader
 
+    def lead_by(self, leader: str, term: int) -> None:
+        """Take the leader that a store has, and its term."""
+        self._leader, self.term = leader, term
+
     def _elect(self) -> None:
         """Keep the leader while it is here and not silent; otherwise the oldest one that is not silent leads."""
+        if not self._elects:
+            return
         if self._leader in self._lives and not self.is_silent(self._leader):
             return
         fit = [name for name in self._lives if not self.is_silent(name)]

@@ -61,12 +61,26 @@ class _Open:
     ended_at: float  # by the hub's clock
 
 
+@dataclass(frozen=True, slots=True)
+class RecordChanges:
+    """What a copy of the records must be told."""
+
+    whole: bool  # this is all that there is; what else the copy has is outdated
+    calls: list[EndedCall]  # opened or changed
+    closed: list[tuple[str, str]]  # by backend and key
+    steps: dict[str, LadderRecord]
+
+
 class StopRecords:
     """The ended calls that are open, and the last step on each backend."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, copied: bool = False) -> None:
+        """`copied`: a store keeps a copy, for the case that this process dies; see `take_changes`."""
         self._open: dict[tuple[str, str], _Open] = {}  # by backend and key
         self.steps: dict[str, LadderRecord] = {}
+        self._copied, self._copy_whole = copied, False
+        self._changed: dict[tuple[str, str], None] = {}  # since the last copy,
+        self._steps_changed: set[str] = set()  # and the backends
 
     def __len__(self) -> int:
         return len(self._open)
@@ -82,7 +96,14 @@ class StopRecords:
             if place not in self._open:
                 new.append(call._replace(member=member))
                 self._open[place] = _Open(new[-1], now - call.age_s)
+                self._note_change(place)
         return new
+
+    def restore(self, calls: Iterable[EndedCall], steps: dict[str, LadderRecord], now: float) -> None:
+        """Take over the copy of an earlier hub."""
+        for call in calls:
+            self._open[call.backend, call.key] = _Open(call, now - call.age_s)
+        self.steps |= steps
 
     def open_calls(self, now: float) -> list[EndedCall]:
         """Return all that is open, oldest first: what a new leader must know."""
@@ -98,6 +119,7 @@ class StopRecords:
                 self._open.pop(place, None)
             else:  # open, or believed gone before
                 self._open[place] = _Open(row.call._replace(member=member), now - row.call.age_s)
+            self._note_change(place)
             if member != leader:
                 news.setdefault(member, []).append(row)
         return news
@@ -105,6 +127,33 @@ class StopRecords:
     def take(self, backend: str, step: LadderRecord) -> None:
         """Note a step that the leader is about to take."""
         self.steps[backend] = step
+        if self._copied:
+            self._steps_changed.add(backend)
+
+    # The copy
+
+    def take_changes(self, now: float) -> RecordChanges | None:
+        """Return what has changed since the last copy; None if nothing has."""
+        whole, self._copy_whole = self._copy_whole, False
+        changed, self._changed = (self._open if whole else self._changed), {}
+        steps, self._steps_changed = (self.steps.keys() if whole else self._steps_changed), set()
+        if not (whole or changed or steps):
+            return None
+        opened = [self._open[place] for place in changed if place in self._open]
+        return RecordChanges(
+            whole,
+            [row.call._replace(age_s=round(now - row.ended_at, 3)) for row in opened],
+            [place for place in changed if place not in self._open],
+            {backend: self.steps[backend] for backend in steps},
+        )
+
+    def copy_lost(self) -> None:
+        """Copy everything next time: the store may lack the latest changes."""
+        self._copy_whole = True
+
+    def _note_change(self, place: tuple[str, str]) -> None:
+        if self._copied:
+            self._changed[place] = None
 
     def keep_only(self, backends: Iterable[str]) -> None:
         """Forget backends that are no longer configured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from hangup.core.reaper.pending_stops import REMEMBERED, PendingStop, StopState
 
@@ -17,6 +18,9 @@ class GivenStops:
 
     def add(self, stop: PendingStop) -> None:
         self._open[stop.key] = stop
+
+    def __iter__(self) -> Iterator[PendingStop]:
+        return iter(self._open.values())
 
     def take(self, key: str) -> PendingStop | None:
         """Remove and return a call, because this process judges the engine now."""

@@ -256,14 +256,24 @@ class PendingStops:
     # Evidence
 
     def observe(
-        self, status: EngineStatus, asked_at: float, now: float, live: int, peak: int, *, unseen: int = 0, pinned: bool = True
+        self,
+        status: EngineStatus,
+        asked_at: float,
+        now: float,
+        live: int,
+        peak: int,
+        *,
+        unseen: int = 0,
+        pinned: bool = True,
+        alone: bool = False,
     ) -> list[PendingStop]:
         """Evaluate the engine's answer to a status request sent at `asked_at`; return the calls that have stopped.
 
         `live` counts the answers that our calls wait for in this engine now, and `peak` the most since the last look. `unseen`
         counts those of `live` that the engine may not have counted yet: any work that it reports in their place is not theirs.
-        `pinned` says that each of our calls has its own slot.
+        `pinned` says that each of our calls has its own slot; `alone`, that others have an unknown number of calls there now.
         """
+        shared = self.shared or alone
         self._watch_progress(status, now)
         self._peaks.append((now, max(live, peak)))
         while self._peaks[0][0] < asked_at - self.lag_s and len(self._peaks) > 1:
@@ -271,12 +281,14 @@ class PendingStops:
         most = max(count for _, count in self._peaks)
         if status.calls is not None:
             released = self._by_name(status.calls, status.cut, asked_at, now)
-            self._count_others(status, now, max(live - unseen, 0), most)
+            self._count_others(status, now, max(live - unseen, 0), most, shared=shared)
             self._forget(released)
             return released
         exact = status.slots is not None
         released = self._by_slot([stop for stop in self.held if exact and stop.slot is not None], status, asked_at, now, pinned)
-        if not self.shared:
+        if shared:
+            self.unexplained = 0
+        else:
             rest = [stop for stop in self.held if not exact or stop.slot is None]
             released += self._by_count(rest, status, asked_at, now, max(live - unseen, 0), most)
             self._watch_orphans(now)
@@ -344,11 +356,11 @@ class PendingStops:
                 stop.zombie_since = now
         return released
 
-    def _count_others(self, status: EngineStatus, now: float, live: int, most: int) -> None:
+    def _count_others(self, status: EngineStatus, now: float, live: int, most: int, *, shared: bool) -> None:
         """Count the work that belongs neither to a live call nor to an ended one, from an engine that names its calls."""
         ended = sum(stop.key in (status.calls or ()) for stop in self.held)
-        self.unexplained = 0 if self.shared else status.work - live - ended
-        doubted = self.shared or now <= self._doubted_until
+        self.unexplained = 0 if shared else status.work - live - ended
+        doubted = shared or now <= self._doubted_until
         self.orphans = 0 if doubted else max(0, status.work - most - ended)
 
     def _by_slot(

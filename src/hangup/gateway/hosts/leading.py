@@ -3,20 +3,25 @@
 A new leader knows nobody. It grants nothing before every gateway in the store has confirmed its term (from then on, that one
 obeys no earlier leader, so what it reports is all that it holds) or was found silent; of those it assumes the most that they
 may hold. If the store was empty, it also waits for a second, in which the gateways that are there report.
+
+From then on it also judges the engines for all (`gateway/members/stop_hub.py`), and goes on where the leader before it was.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
 
-from hangup.core.members import PlaceReport
+from hangup.core.members import LeftCall, PlaceReport
 from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SET_ASIDE_S, HOSTS_SILENT_S
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.life import Life
+from hangup.gateway.hosts.lines import HELLO, MemberLines
+from hangup.gateway.hosts.store import Heritage
 from hangup.gateway.members.hub import Hub
 from hangup.gateway.members.member import CallsReport
+from hangup.gateway.members.stop_hub import Reply
 from hangup.tasks import Tasks
 
 _OUTPUT_S = 0.5  # how often gateways learn that a backend sends something to others
@@ -26,9 +31,29 @@ Snapshot = dict[str, Any]
 LogEvent = Callable[..., None]
 
 
+class LeaderPorts(Protocol):
+    """What the leader needs of the gateway that it is."""
+
+    @property
+    def name(self) -> str: ...
+
+    def post_as_leader(self, to: str, entry: dict[str, Any]) -> None:
+        """Send to another gateway."""
+
+    def tell_self(self, kind: str, fields: dict[str, Any]) -> None:
+        """Handle a message of the hub to this gateway."""
+
+    def hand_in_all(self) -> None:
+        """Tell the hub all ended calls of this gateway that are not known to have stopped."""
+
+    def save_records(self, reply: Reply) -> None:
+        """Copy the hub's records to the store, and then reply whether that was possible."""
+
+
 class Leading:
     def __init__(
         self,
+        ports: LeaderPorts,
         term: int,
         now: float,
         log_event: LogEvent,
@@ -36,11 +61,12 @@ class Leading:
         *,
         address: life.Address | None,
         earlier: str,
-        earlier_orders: dict[str, dict[str, Any]],
+        heritage: Heritage,
         reached: Collection[str],
     ) -> None:
         """`earlier`: the leader before, whose beat stood still; "": nobody led, so the store may have been emptied. `reached`:
         members that are known to have answered at their own address."""
+        self._ports = ports
         self.term = term
         self.beat = 0
         self.orders: dict[str, dict[str, Any]] = {}  # all that each member must know
@@ -52,10 +78,13 @@ class Leading:
         self._silence_max_s = silence_max_s
         self._address = address  # of this gateway itself
         self._earlier = earlier
-        self._earlier_orders = earlier_orders
+        self._earlier_orders = heritage.orders
         self._settle_from = now + (0.0 if earlier else EMPTY_WAIT_S)
         self._output_from = now
-        self._hub = Hub(self._tell, HOSTS_SILENT_S, HOSTS_LOOK_S)
+        self._hub = Hub(self._tell, HOSTS_SILENT_S, HOSTS_LOOK_S, save=ports.save_records)
+        self.records = self._hub.stops.records
+        self.records.restore(heritage.calls, heritage.steps, now)
+        self.lines = MemberLines(ports.name, term, ports.post_as_leader, self._take_message)
         self._snapshots: dict[str, Snapshot] = {}  # the latest of each member
         self._confirmed: set[str] = set()  # members that obey no earlier leader
         self._reached = set(reached)  # members that have answered at their own address
@@ -66,6 +95,8 @@ class Leading:
         self._tasks = Tasks("gateway life")
 
     async def close(self) -> None:
+        self.lines.close()
+        self._hub.stops.close()
         await self._tasks.close()
 
     # Snapshots
@@ -137,9 +168,34 @@ class Leading:
                 rows = [_at_most(row, self._earlier_orders.get(name, {"grants": {}, "most": {}})) for row in rows]
             self._hub.learn_places(name, rows)
         self.settled = True
+        self.judge()
         self._hub.share_places()
         for name in self._confirmed:
             self._note(name, self._snapshots[name], now)
+
+    # The judgement of the engines
+
+    def judge(self) -> None:
+        """Let this gateway judge the engines for all, if everybody is known."""
+        if self.settled:
+            self._ports.hand_in_all()
+            self._hub.members.lead_by(self._ports.name, self.term)
+            self._hub.stops.tell_leader(self._ports.name)
+
+    def take_own(self, kind: str, fields: dict[str, Any]) -> None:
+        """Handle a message of this gateway itself to the hub."""
+        self._hub.stops.handle(self._ports.name, kind, fields)
+
+    def _take_message(self, name: str, kind: str, fields: dict[str, Any]) -> None:
+        if kind == HELLO:
+            self._hub.stops.joined(name)
+            self._hub.stops.tell_leader(name)
+        else:
+            self._hub.stops.handle(name, kind, fields)
+
+    def not_ended(self, calls: Iterable[LeftCall]) -> list[LeftCall]:
+        """Return those of a dead member's calls that are not known to have ended before."""
+        return [call for call in calls if not self._hub.stops.is_open(call.backend, call.key)]
 
     # Life
 
@@ -193,6 +249,7 @@ class Leading:
         self._forget(name, time.monotonic(), died=True)
 
     def _forget(self, name: str, now: float, *, died: bool) -> None:
+        self.lines.drop(name)
         self._hub.leave(name, now, died=died)
         self.gone.add(name)
         self._snapshots.pop(name, None)
@@ -225,7 +282,13 @@ class Leading:
         return written
 
     def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
-        """Note what a member must know; it gets the latest of each kind."""
+        """Note what a member must know; it gets the latest of each kind. What must not be missed goes through its line."""
+        if kind not in ("grants", "output", "considered"):
+            if name == self._ports.name:
+                self._ports.tell_self(kind, fields)
+            else:
+                self.lines.tell(name, kind, fields)
+            return
         order = self.orders.get(name)
         if order is None:
             return
@@ -234,10 +297,8 @@ class Leading:
         elif kind == "output":
             now = time.monotonic()
             order["output"] = {backend: now - at for backend, at in fields["at"].items()}
-        elif kind == "considered":
-            order["considered"] = fields | {"seq": self._snapshots[name]["seq"]}
         else:
-            return  # gateways on several hosts do not verify stops together
+            order["considered"] = fields | {"seq": self._snapshots[name]["seq"]}
         self.changed.add(name)
 
 

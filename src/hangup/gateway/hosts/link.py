@@ -25,8 +25,12 @@ from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.leading import Leading
 from hangup.gateway.hosts.life import Life, LifePort
+from hangup.gateway.hosts.lines import HubLine
+from hangup.gateway.hosts.mail import Mail
 from hangup.gateway.hosts.store import Exchange, SharedStateFailed, Store
 from hangup.gateway.members.member import Member
+from hangup.gateway.members.peers import MemberPeers
+from hangup.gateway.members.stop_hub import Reply
 from hangup.tasks import TASKS, Tasks
 
 _REPORT_S = 0.05  # between two snapshots while nobody waits for a place,
@@ -34,6 +38,7 @@ _HURRY_S = 0.02  # while somebody may,
 _SOON_S = 0.01  # and after a call had to wait for what may be unused elsewhere
 _PAUSE_S = (0.1, 0.5)  # before another attempt to reach the store
 _JOIN_S = 5.0  # a gateway that has no orders by then uses its part
+_ALONE_S = 2.0  # without the store: after this, everybody judges his own calls alone
 
 
 class SharingSettings(Protocol):
@@ -81,10 +86,17 @@ class StoreLink:
         self._tasks = Tasks("shared state")
         self.failure = ""  # why the store cannot be used
         self._keeping: asyncio.Task[None] | None = None
+        self.peers = MemberPeers(self._send_to_hub, "gateway", limits.shared_state_timeout_s, self._step_down)
+        self._mail = Mail(self.store, self.name, self._deliver, self._step_down)
+        self._line = HubLine(self.name, self._mail.post, self.peers.handle, self.peers.hand_in_all)
+        self._stepping_down = False  # this gateway must lead no longer, or begin anew
+        self._saving = asyncio.Lock()
 
     def start(self, gateway: Gateway) -> None:
         self._gateway, self._started_at = gateway, time.monotonic()
         self._member = Member(gateway, self._wake.set)
+        self.peers.start(gateway)
+        self._mail.start()
         self._keeping = TASKS.keep("shared state", self._run)
 
     async def joined(self, within_s: float) -> bool:
@@ -103,9 +115,15 @@ class StoreLink:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._member.close()
+        await self.peers.close()
+        if self._leading is not None and self.up:
+            with contextlib.suppress(SharedStateFailed):
+                await self._write_records(self._leading)
         await self._stop_leading()
+        self._line.close()
         self._life.close()
         await self._tasks.close()
+        await self._mail.close()
         if self.up:
             with contextlib.suppress(SharedStateFailed):  # the others will find that this process is gone
                 await self.store.leave(self.name, self._snapshot(left=True), self._watch.term)
@@ -134,6 +152,9 @@ class StoreLink:
         if not self.up:
             await self.store.check()
             await self._open_life_port()
+        if self._stepping_down:
+            self._stepping_down = False
+            await self._stop_leading()
         whole = self._whole
         calls = self._member.report_all_calls() if whole else self._member.calls()
         snapshot = self._snapshot() | {"live": calls.live, "output": _ages(calls.output)}
@@ -141,6 +162,7 @@ class StoreLink:
         found = await self.store.exchange(self.name, snapshot, calls, whole=whole, leads=self._leading is not None)
         self._whole = not found.has_calls
         self._obey(found)
+        self._follow(found.lead)
         if self._leading is not None:
             await self._lead(self._leading, found)
         if self._watch.look(time.monotonic(), found.lead) and self._leading is None:
@@ -169,6 +191,9 @@ class StoreLink:
             self._lost_at = now
         self.up = False
         self._member.assume(self._part, keep=now < self._lost_at + HOSTS_KEEP_S)
+        if now >= self._lost_at + _ALONE_S:
+            self._line.close()
+            self.peers.go_alone()
         self._joined.set()
 
     def _unreadable(self, error: Exception) -> SharedStateFailed:
@@ -181,6 +206,10 @@ class StoreLink:
             self.up, self.failure = True, ""
             self._pauses = Backoff(*_PAUSE_S)
             self._gateway.log.event("shared_state_found", store=self.store.address, gateway=self.name)
+        if self.peers.alone:
+            self.peers.follow()
+            if self._leading is not None:
+                self._leading.judge()
 
     def _part(self, capacity: int) -> int:
         """Return how many of so many places this gateway may use without the store."""
@@ -221,28 +250,90 @@ class StoreLink:
         if await life.ask(address, leader) is Life.LIVES:
             self._reached_leader = leader
 
+    # Ended calls
+
+    def _follow(self, lead: Lead | None) -> None:
+        """Tell the leader of ended calls, and do what it asks for, unless that is this gateway itself."""
+        if lead is None or lead.member == self.name or lead.term < self._watch.term:
+            self._line.close()
+        elif not self.peers.alone:
+            self._line.follow(lead.member, lead.term)
+
+    def _send_to_hub(self, kind: str, fields: dict[str, Any]) -> None:
+        if self._leading is not None:
+            self._leading.take_own(kind, fields)
+        else:
+            self._line.send(kind, fields)
+
+    def _deliver(self, entry: dict[str, Any]) -> None:
+        """Take something from the mail."""
+        if not entry["to_leader"]:
+            self._line.receive(entry)
+        elif self._leading is not None and entry["term"] == self._leading.term:
+            self._leading.lines.receive(entry)
+
+    def post_as_leader(self, to: str, entry: dict[str, Any]) -> None:
+        self._mail.post(to, entry, entry["term"])
+
+    def tell_self(self, kind: str, fields: dict[str, Any]) -> None:
+        self.peers.handle(kind, fields)
+
+    def hand_in_all(self) -> None:
+        self.peers.hand_in_all()
+
+    def save_records(self, reply: Reply) -> None:
+        self._tasks.start(self._save(self._leading, reply))
+
+    async def _save(self, leading: Leading | None, reply: Reply) -> None:
+        saved = False
+        with contextlib.suppress(SharedStateFailed):
+            saved = leading is not None and await self._write_records(leading)
+        reply(saved)
+        if not saved and leading is self._leading:
+            self._step_down()
+
+    async def _write_records(self, leading: Leading) -> bool:
+        """Copy to the store what the next leader must know; return False if somebody else leads."""
+        async with self._saving:
+            changes = leading.records.take_changes(time.monotonic())
+            if changes is None:
+                return True
+            try:
+                return await self.store.record(self.name, leading.term, changes)
+            except SharedStateFailed:
+                leading.records.copy_lost()
+                raise
+
+    def _step_down(self) -> None:
+        """Lead no longer: somebody else does, or the next leader could not know what this one does."""
+        self._stepping_down = True
+        self._wake.set()
+
     # The lead
 
     async def _take_lead(self, seen: Lead | None) -> None:
         term = self._watch.term + 1
-        orders = await self.store.take_lead(self.name, term, seen)
-        if orders is None:
+        heritage = await self.store.take_lead(self.name, term, seen)
+        if heritage is None:
             return
+        self._line.close()
         self._gateway.log.event("shared_state_led", gateway=self.name, term=term)
         self._leading = Leading(
+            self,
             term,
             time.monotonic(),
             self._gateway.log.event,
             self._silence_max_s,
             address=self._address,
             earlier=seen.member if seen is not None else "",
-            earlier_orders=orders,
+            heritage=heritage,
             reached=[self._reached_leader] if self._reached_leader else [],
         )
 
     async def _stop_leading(self) -> None:
         if self._leading is not None:
             leading, self._leading = self._leading, None
+            self.peers.follow()
             await leading.close()
 
     async def _lead(self, leading: Leading, found: Exchange) -> None:
@@ -254,9 +345,13 @@ class StoreLink:
         leading.read(time.monotonic(), found.snapshots)
         if leading.settled:
             for name in sorted(leading.dead):
-                calls = await self.store.calls_of(name)
+                calls = leading.not_ended(await self.store.calls_of(name))
                 self._member.stop_calls(name, calls, "gateway")
                 leading.bury(name, len(calls))
+        self.peers.send_now()
+        if not await self._write_records(leading):  # before the store forgets the calls of the dead
+            await self._stop_leading()
+            return
         leading.beat += 1
         lead = Lead(self.name, leading.term, leading.beat)
         gone, orders = set(leading.gone), leading.orders_to_write()

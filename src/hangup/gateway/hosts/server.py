@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import socket
 from collections.abc import Callable
 
@@ -45,16 +44,11 @@ class SharingServer(Server):
     def _make_gateway(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None
     ) -> Gateway:
-        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True)
+        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True, peers=self._link.peers)
 
     async def _with_found_backends(self, settings: Settings) -> Settings:
         check_for_sharing(settings)
         return await super()._with_found_backends(settings)
-
-    def _expanded(self, settings: Settings) -> Settings:
-        """Others' calls are in the engines, too, so their counts say nothing about the calls of this gateway."""
-        found = super()._expanded(settings)
-        return dataclasses.replace(found, backend=tuple(dataclasses.replace(backend, shared=True) for backend in found.backend))
 
     async def _start_listening(self, sock: socket.socket) -> Listener:
         self._link.start(self.gateway)

@@ -6,6 +6,9 @@ All keys share a hash tag, so a Cluster keeps them on one node, which scripts ne
     …:members   each member's snapshot
     …:orders    the leader's orders to each member
     …:calls:M   member M's calls in engines, which others stop if it dies
+    …:mail:M    messages to member M
+    …:stops     the leader's record of ended calls that engines have not confirmed to have stopped,
+    …:steps     and of the last step on each backend's ladder, for the next leader
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import orjson
 
-from hangup.core.members import Lead, LeftCall
+from hangup.core.members import EndedCall, Lead, LeftCall, RecordChanges
 from hangup.errors import HangupError
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.store.postgresql import without_password
@@ -34,11 +37,14 @@ OLDEST = (6, 0)
 _KEPT_S = 3600  # keys without a living gateway are removed after this; nothing else depends on it
 _MARK = "mark"  # a field in the hash of calls: without it, the server has lost the others, too
 
+_MAIL_MAX = 1000  # entries that wait for a member; one that does not read them loses the oldest
+_MAIL_READ = 100  # entries at a time
+
 _TAKE = """
 local owner, beat = redis.call('HGET', KEYS[1], 'owner') or '', redis.call('HGET', KEYS[1], 'beat') or ''
 if owner ~= ARGV[1] or beat ~= ARGV[2] then return false end
 redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'beat', '0')
-return redis.call('HGETALL', KEYS[2])
+return {redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3]), redis.call('HGETALL', KEYS[4])}
 """
 _WRITE = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
@@ -46,11 +52,33 @@ redis.call('HSET', KEYS[1], 'beat', ARGV[2])
 for i = 4, 3 + ARGV[3] do
   redis.call('HDEL', KEYS[2], ARGV[i])
   redis.call('HDEL', KEYS[3], ARGV[i])
-  redis.call('DEL', KEYS[4] .. ARGV[i])
+  redis.call('DEL', KEYS[4] .. ARGV[i], KEYS[5] .. ARGV[i])
 end
 for i = 4 + ARGV[3], #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
 for i = 1, 3 do redis.call('EXPIRE', KEYS[i], 3600) end
 return 1
+"""
+_RECORD = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+if ARGV[2] == '1' then redis.call('DEL', KEYS[2], KEYS[3]) end
+for i = 4, 3 + ARGV[3] do redis.call('HDEL', KEYS[2], ARGV[i]) end
+for i = 4 + ARGV[3], #ARGV, 3 do redis.call('HSET', KEYS[2 + ARGV[i]], ARGV[i + 1], ARGV[i + 2]) end
+for i = 2, 3 do redis.call('EXPIRE', KEYS[i], 3600) end
+return 1
+"""
+_POST = """
+if ARGV[1] ~= '' and redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+for i = 3, #ARGV, 2 do
+  redis.call('RPUSH', KEYS[2] .. ARGV[i], ARGV[i + 1])
+  redis.call('LTRIM', KEYS[2] .. ARGV[i], -ARGV[2], -1)
+  redis.call('EXPIRE', KEYS[2] .. ARGV[i], 60)
+end
+return 1
+"""
+_DRAIN = """
+local found = redis.call('LRANGE', KEYS[1], 0, ARGV[1] - 1)
+redis.call('LTRIM', KEYS[1], ARGV[1], -1)
+return found
 """
 _GIVE_UP = "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
@@ -69,6 +97,24 @@ class Exchange:
     snapshots: dict[str, dict[str, Any]]  # of all members, if they were asked for
 
 
+@dataclass(frozen=True, slots=True)
+class Heritage:
+    """What a new leader takes over."""
+
+    orders: dict[str, dict[str, Any]]  # of leaders before, to each member
+    calls: list[EndedCall]  # that engines have not confirmed to have stopped
+    steps: dict[str, dict[str, Any]]  # the last one on each backend
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Something to be sent to a member."""
+
+    to: str
+    entry: dict[str, Any]
+    term: int | None  # only if the sender still leads with it; None: in any case
+
+
 class Store:
     def __init__(self, url: str, name: str, timeout_s: float, password: Callable[[], str] | None = None) -> None:
         """`name`: gateways that use the same one share their state. `password` is asked for each new connection, if the
@@ -77,7 +123,9 @@ class Store:
         self._client, self._in_cluster = _client(url, timeout_s, password), "+cluster://" in url
         prefix = f"hangup:{{{name}}}:"
         self._lead, self._orders, self._members = prefix + "lead", prefix + "orders", prefix + "members"
-        self._calls = prefix + "calls:"
+        self._calls, self._mail = prefix + "calls:", prefix + "mail:"
+        self._stops, self._steps = prefix + "stops", prefix + "steps"
+        self._block_s = min(timeout_s / 2, 1.0)  # how long the server may hold back an answer to a look for mail
 
     async def check(self) -> None:
         """Raise `SharedStateFailed` if the server cannot be used."""
@@ -146,34 +194,62 @@ class Store:
         """Write a last snapshot, and give up the lead."""
         pipe = self._client.pipeline(transaction=False)
         pipe.hset(self._members, me, orjson.dumps(snapshot))
-        pipe.delete(self._calls + me)
+        pipe.delete(self._calls + me, self._mail + me)
         await self._done(pipe.execute())
         await self._done(self._client.eval(_GIVE_UP, 1, self._lead, _owner(me, term)))
 
     # The leader
 
-    async def take_lead(self, me: str, term: int, seen: Lead | None) -> dict[str, dict[str, Any]] | None:
-        """Take the lead, unless it has changed since it was `seen`; return the orders of leaders before. They stay there,
-        and nobody obeys them: this answer may be lost, and they say what a silent member may hold."""
+    async def take_lead(self, me: str, term: int, seen: Lead | None) -> Heritage | None:
+        """Take the lead, unless it has changed since it was `seen`; return what leaders before have left. Their orders stay
+        there, and nobody obeys them: this answer may be lost, and they say what a silent member may hold."""
         owner, beat = ("", "") if seen is None else (_owner(seen.member, seen.term), str(seen.beat))
-        keys = [self._lead, self._orders]
-        found = await self._done(self._client.eval(_TAKE, 2, *keys, owner, beat, _owner(me, term)))
+        keys = [self._lead, self._orders, self._stops, self._steps]
+        found = await self._done(self._client.eval(_TAKE, 4, *keys, owner, beat, _owner(me, term)))
         if found is None:
             return None
-        return {found[at].decode(): orjson.loads(found[at + 1]) for at in range(0, len(found), 2)}
+        orders, stops, steps = (
+            {pairs[at].decode(): orjson.loads(pairs[at + 1]) for at in range(0, len(pairs), 2)} for pairs in found
+        )
+        return Heritage(orders, [EndedCall(*row) for row in stops.values()], steps)
 
     async def write_orders(self, lead: Lead, orders: Mapping[str, Mapping[str, object]], removed: Iterable[str]) -> bool:
         """Write orders to members, and remove those that are gone; return False if somebody else leads."""
         gone = list(removed)
         texts = [part for member, order in orders.items() for part in (member, orjson.dumps(order))]
-        keys = [self._lead, self._orders, self._members, self._calls]
+        keys = [self._lead, self._orders, self._members, self._calls, self._mail]
         values = [_owner(lead.member, lead.term), str(lead.beat), str(len(gone)), *gone, *texts]
-        return bool(await self._done(self._client.eval(_WRITE, 4, *keys, *values)))
+        return bool(await self._done(self._client.eval(_WRITE, 5, *keys, *values)))
+
+    async def record(self, me: str, term: int, changes: RecordChanges) -> bool:
+        """Write what the next leader must know; return False if somebody else leads."""
+        closed = [f"{backend} {key}" for backend, key in changes.closed]
+        rows = [part for call in changes.calls for part in ("0", f"{call.backend} {call.key}", orjson.dumps(call.row()))]
+        rows += [part for backend, step in changes.steps.items() for part in ("1", backend, orjson.dumps(step))]
+        values = [_owner(me, term), str(int(changes.whole)), str(len(closed)), *closed, *rows]
+        return bool(await self._done(self._client.eval(_RECORD, 3, self._lead, self._stops, self._steps, *values)))
 
     async def calls_of(self, member: str) -> list[LeftCall]:
         """Return the calls that a member had in engines."""
         found = await self._done(self._client.hgetall(self._calls + member))
         return [LeftCall(*orjson.loads(row)) for id, row in found.items() if id.decode() != _MARK]
+
+    # Mail
+
+    async def post(self, me: str, term: int | None, letters: Iterable[Letter]) -> bool:
+        """Send to members; return False, and send nothing, if it is sent as the leader and somebody else leads."""
+        texts = [part for letter in letters for part in (letter.to, orjson.dumps(letter.entry))]
+        owner = _owner(me, term) if term is not None else ""
+        return bool(await self._done(self._client.eval(_POST, 2, self._lead, self._mail, owner, str(_MAIL_MAX), *texts)))
+
+    async def receive(self, me: str) -> list[dict[str, Any]]:
+        """Wait for mail, and return it; return nothing now and then."""
+        key = self._mail + me
+        first = await self._done(self._client.blpop([key], self._block_s))
+        if first is None:
+            return []
+        more = await self._done(self._client.eval(_DRAIN, 1, key, str(_MAIL_READ)))
+        return [orjson.loads(text) for text in (first[1], *more)]
 
     async def _done(self, work: object) -> Any:
         """Wait for the server; every way in which it fails becomes a `SharedStateFailed`."""

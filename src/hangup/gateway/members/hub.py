@@ -11,7 +11,7 @@ from typing import Any
 from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport, TokenBank, TokensCharged
 from hangup.core.members.pace import DEAD_HOLD_S, LOOK_S, SILENT_S
 from hangup.gateway.members.member import CallsReport
-from hangup.gateway.members.stop_hub import StopHub
+from hangup.gateway.members.stop_hub import Reply, StopHub
 
 _LEVELS_S = 0.05  # between two messages about tenants' tokens
 
@@ -41,10 +41,17 @@ class Reported:
 class Hub:
     """`tell` sends a message to a member, or drops it if that member is gone."""
 
-    def __init__(self, tell: Tell, silent_s: float = SILENT_S, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self,
+        tell: Tell,
+        silent_s: float = SILENT_S,
+        look_s: float = LOOK_S,
+        save: Callable[[Reply], None] | None = None,
+    ) -> None:
+        """`save`: this process is the leader itself, and copies its records of ended calls (`StopHub`)."""
         self._tell = tell
-        self.members = Members(silent_s, look_s)
-        self.stops = StopHub(tell, self.members)
+        self.members = Members(silent_s, look_s, elects=save is None)
+        self.stops = StopHub(tell, self.members, save)
         self._places = PlaceAllocator(DEAD_HOLD_S)
         self._left = LeftCalls()
         self._tokens = TokenBank()

@@ -27,6 +27,7 @@ ANSWER_S = 1.0  # the hub waits for so long for answers to a question,
 _HUB_S = 3.0  # and we for the hub
 _PERMIT_S = 0.5  # a permission that came later than this may be outdated: we may have been stopped meanwhile
 _START_S = 10.0  # for the hub to start a process
+_PERMITS_MAX = 5  # attempts to get one that came soon enough
 _ROWS_MAX = 500  # in one message
 
 Send = Callable[[str, dict[str, Any]], object]  # the kind of a message, and its fields
@@ -35,10 +36,20 @@ Send = Callable[[str, dict[str, Any]], object]  # the kind of a message, and its
 class MemberPeers:
     """Implements `hangup.gateway.reaper.Peers`."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(
+        self,
+        send: Send,
+        kind: str = "worker",
+        permit_s: float = _PERMIT_S,
+        in_doubt: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`kind`: what a member is, in the log. `permit_s`: a permission that took longer is asked for again. `in_doubt`: this
+        process leads, and got none."""
         self._to_hub = send
+        self._kind, self._permit_s, self._in_doubt = kind, permit_s, in_doubt
         self._gateway: Gateway | None = None
         self.leads = False
+        self.alone = False  # the others cannot be reached
         self._term = 0
         self._asked = 0
         self._replies: dict[int, asyncio.Future[Any]] = {}
@@ -53,10 +64,28 @@ class MemberPeers:
 
     async def close(self) -> None:
         """Send what was not sent yet."""
-        self._send_rows()
+        self.send_now()
         await self._work.close()
         for reply in self._replies.values():
             reply.cancel()
+
+    def hand_in_all(self) -> None:
+        """Hand in all ended calls of ours that are not known to have stopped: a new hub knows none of them."""
+        if self._gateway is not None:
+            self._ended = self._gateway.stopping.reaper.given_calls()
+            self.send_now()
+
+    def go_alone(self) -> None:
+        """Judge calls of ours without the others, as far as that is possible, until somebody leads again."""
+        if self._gateway is not None and not self.alone:
+            self.leads, self.alone = False, True
+            self._gateway.stopping.reaper.judge_alone()
+
+    def follow(self) -> None:
+        """Judge nothing until it is known who leads."""
+        if self._gateway is not None and (self.leads or self.alone):
+            self.leads = self.alone = False
+            self._gateway.stopping.reaper.follow()
 
     # `Peers`
 
@@ -76,13 +105,15 @@ class MemberPeers:
         self._send("replaced", term=self._term, backend=backend)
 
     async def may_take(self, backend: str, step: dict[str, Any], rows: Sequence[StopFinding]) -> bool:
-        while True:
+        for _ in range(_PERMITS_MAX):
             asked_at, term = time.monotonic(), self._term
             noted = await self._request("step", term=term, backend=backend, step=step, rows=[row.row() for row in rows])
             if noted is None or not noted["ok"] or not self.leads or term != self._term:
                 return False
-            if time.monotonic() - asked_at < _PERMIT_S:
+            if time.monotonic() - asked_at < self._permit_s:
                 return True
+        self._in_doubt()
+        return False
 
     async def ask(self, what: str, backend: str, fields: dict[str, Any]) -> Answers:
         said = await self._request("ask_all", term=self._term, what=what, backend=backend, fields=fields)
@@ -116,14 +147,14 @@ class MemberPeers:
     # Messages to the hub, in the order in which things happened
 
     def _send(self, kind: str, **fields: Any) -> None:
-        self._send_rows()
+        self.send_now()
         self._to_hub(kind, fields)
 
     def _send_soon(self) -> None:
         if self._flush is None:
-            self._flush = asyncio.get_running_loop().call_soon(self._send_rows)
+            self._flush = asyncio.get_running_loop().call_soon(self.send_now)
 
-    def _send_rows(self) -> None:
+    def send_now(self) -> None:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
@@ -145,12 +176,14 @@ class MemberPeers:
         return True
 
     def _leader(self, gateway: Gateway, message: dict[str, Any]) -> None:
-        led, self.leads, self._term = self.leads, message["leads"], message["term"]
-        if led:
-            gateway.stopping.reaper.follow()
+        self.follow()
+        self.leads, self._term = message["leads"], message["term"]
         if self.leads:
-            gateway.log.event("worker_leads", pid=os.getpid(), term=self._term, pending_stops=len(message["calls"]))
+            event = f"{self._kind}_leads"
+            gateway.log.event(event, pid=os.getpid(), term=self._term, pending_stops=len(message["calls"]))
             self._give_up(gateway.stopping.reaper.lead([EndedCall(*row) for row in message["calls"]], message["steps"]))
+            for name, backend in gateway.backends.by_name.items():  # a new hub knows nothing of it
+                self.publish_trust(name, backend.load.health.trust.value)
 
     def _take_ended(self, gateway: Gateway, message: dict[str, Any]) -> None:
         if self.leads:

@@ -13,6 +13,7 @@ from hangup.core.members import EndedCall, Members, StopRecords
 from hangup.gateway.members.peers import ANSWER_S, finding_of
 
 Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the message, and its fields
+Reply = Callable[[bool], None]
 
 
 class _Question:
@@ -29,12 +30,14 @@ class _Question:
 
 
 class StopHub:
-    """`tell` sends a message to a member, or drops it if that member is gone."""
+    """`tell` sends a message to a member, or drops it if that member is gone. `save` keeps a copy of the records, for the case
+    that this process dies, and then replies whether it could; without it, the hub lives as long as the members."""
 
-    def __init__(self, tell: Tell, members: Members) -> None:
+    def __init__(self, tell: Tell, members: Members, save: Callable[[Reply], None] | None = None) -> None:
         self._tell = tell
         self._members = members
-        self._records = StopRecords()
+        self._save = save
+        self.records = StopRecords(copied=save is not None)
         self._trust: dict[str, str] = {}  # by backend
         self._announced_term = 0  # the term that all members know
         self._asked = 0
@@ -68,22 +71,27 @@ class StopHub:
 
     def follow_leader(self) -> None:
         """Tell all who judges the engines, if that has changed."""
-        term, leader = self._members.term, self._members.leader
+        term = self._members.term
         if term == self._announced_term:
             return
         self._announced_term = term
         for member in self._members.names:
-            fields: dict[str, Any] = {"term": term, "leads": member == leader}
-            if member == leader:
-                fields |= {
-                    "calls": [call.row() for call in self._records.open_calls(time.monotonic())],
-                    "steps": self._records.steps,
-                }
-            self._tell(member, "leader", fields)
+            self.tell_leader(member)
+
+    def tell_leader(self, member: str) -> None:
+        """Tell a member who judges the engines; the leader itself, all that it must know for that."""
+        leads = member == self._members.leader
+        fields: dict[str, Any] = {"term": self._members.term, "leads": leads}
+        if leads:
+            fields |= {
+                "calls": [call.row() for call in self.records.open_calls(time.monotonic())],
+                "steps": self.records.steps,
+            }
+        self._tell(member, "leader", fields)
 
     def is_open(self, backend: str, key: str) -> bool:
         """Return whether a call is known to have ended, and not to have stopped."""
-        return self._records.is_open(backend, key)
+        return self.records.is_open(backend, key)
 
     # Messages of members
 
@@ -99,7 +107,7 @@ class StopHub:
         return member == self._members.leader and message["term"] == self._members.term
 
     def _ended(self, member: str, message: dict[str, Any]) -> None:
-        new = self._records.add(member, (EndedCall(*row) for row in message["calls"]), time.monotonic())
+        new = self.records.add(member, (EndedCall(*row) for row in message["calls"]), time.monotonic())
         leader = self._members.leader
         if new and leader is not None and leader != member:
             self._tell(leader, "ended", {"calls": [call.row() for call in new]})
@@ -109,7 +117,7 @@ class StopHub:
             self._note_found(member, message["rows"])
 
     def _note_found(self, leader: str, rows: list[list[Any]]) -> None:
-        for owner, news in self._records.found(leader, map(finding_of, rows), time.monotonic()).items():
+        for owner, news in self.records.found(leader, map(finding_of, rows), time.monotonic()).items():
             self._tell(owner, "found", {"rows": [row.row() for row in news]})
 
     def _take_trust(self, member: str, message: dict[str, Any]) -> None:
@@ -126,15 +134,21 @@ class StopHub:
         """Forget what was known of an engine, or members that join later would take the new one for the old one."""
         if self.leads(member, message):
             self._trust.pop(message["backend"], None)
-            self._records.steps.pop(message["backend"], None)
+            self.records.steps.pop(message["backend"], None)
             self._pass_on_trust(member, message["backend"], Trust.TRUSTED.value)
 
     def _step(self, member: str, message: dict[str, Any]) -> None:
+        def reply(ok: bool) -> None:
+            self._tell(member, "step_noted", {"number": message["number"], "ok": ok})
+
         ok = self.leads(member, message)
         if ok:
-            self._records.take(message["backend"], message["step"])
+            self.records.take(message["backend"], message["step"])
             self._note_found(member, message["rows"])
-        self._tell(member, "step_noted", {"number": message["number"], "ok": ok})
+        if ok and self._save is not None:
+            self._save(reply)
+        else:
+            reply(ok)
 
     def _ask_all(self, member: str, message: dict[str, Any]) -> None:
         if not self.leads(member, message):  # it woke up late: the others take no calls away because of what it believed

@@ -57,6 +57,8 @@ class SharedBackend:
         self._name = name
         self._peers = peers
         self._counts = WholeCount()
+        self.alone = False  # the others cannot be reached
+        self._uncounted_since: float | None = None  # since when somebody has not answered
         self.live_calls = 0  # of the others, by the last count; at least one if somebody did not answer
 
     @property
@@ -67,14 +69,26 @@ class SharedBackend:
 
     async def count_before(self) -> bool:
         """Count what the others have, before the engine is asked; return whether there are others."""
-        if self._peers is None:
+        if self._peers is None or self.alone:
             return False
         self._counts.note_before(*await self._count(self._peers))
         return True
 
     async def count_after(self) -> Sum | None:
         """Count what the others have, after the engine has answered; None if its answer cannot be judged."""
-        return _NOBODY if self._peers is None else self._counts.add_up(*await self._count(self._peers))
+        if self._peers is None or self.alone:
+            return _NOBODY
+        total = self._counts.add_up(*await self._count(self._peers))
+        if total is not None:
+            self._uncounted_since = None
+        elif self._uncounted_since is None:
+            self._uncounted_since = time.monotonic()
+        return total
+
+    @property
+    def uncounted_s(self) -> float:
+        """For how long nobody could say how many calls all have there."""
+        return time.monotonic() - self._uncounted_since if self._uncounted_since is not None else 0.0
 
     async def _count(self, peers: Peers) -> tuple[int, tuple[str, ...], dict[str, Tally]]:
         number = self._counts.next_number()
@@ -121,7 +135,7 @@ class SharedBackend:
 
     def hand_in(self, stop: PendingStop) -> None:
         if self._peers is not None:
-            self._peers.hand_in(self._row(stop))
+            self._peers.hand_in(self.row(stop))
 
     def publish(self, stop: PendingStop, state: StopState) -> None:
         """Tell what was found out about an ended call, whosever it was."""
@@ -143,9 +157,9 @@ class SharedBackend:
         return await self._peers.may_take(self._name, step, [self._found(stop, StopState.ZOMBIE) for stop in zombies])
 
     def _found(self, stop: PendingStop, state: StopState) -> StopFinding:
-        return StopFinding(self._row(stop), state.value, stop.tokens_now)
+        return StopFinding(self.row(stop), state.value, stop.tokens_now)
 
-    def _row(self, stop: PendingStop) -> EndedCall:
+    def row(self, stop: PendingStop) -> EndedCall:
         return EndedCall(
             key=stop.key,
             backend=self._name,

@@ -109,6 +109,15 @@ class Reaper:
         for watch in self._watches.values():
             watch.follow()
 
+    def judge_alone(self) -> None:
+        """Judge only our own calls, and those only as far as that is possible without the others."""
+        for watch in self._watches.values():
+            watch.judge_alone()
+
+    def given_calls(self) -> list[EndedCall]:
+        """Return our ended calls that another process judges, or should."""
+        return [call for watch in self._watches.values() for call in watch.given_calls()]
+
     def take_calls(self, calls: Iterable[EndedCall]) -> list[EndedCall]:
         """Take ended calls of other processes; return those of backends that are not known here."""
         by_name, unknown = self._by_name(), list[EndedCall]()

@@ -6,7 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from hangup.core.reaper import EngineStatus, Ladder, PendingStop, PendingStops, Rung, Stillness, Waiting
+from hangup.core.reaper import (
+    EngineStatus,
+    Ladder,
+    LadderTerms,
+    Means,
+    Orphans,
+    PendingStop,
+    PendingStops,
+    Rung,
+    Stillness,
+    Waiting,
+)
+from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.reaper.peers import SharedBackend
 
@@ -79,6 +91,29 @@ class EngineTrouble:
         if not ladder.terms.restart and not self.full_of_orphans():
             return ""
         return f"{pending.orphans} orphans ran before this gateway started, and no other client seems to use the engine"
+
+    def orphans(self, status: EngineStatus | None, terms: LadderTerms) -> Orphans:
+        """Return what the backend runs that neither is nor was ours, and what an operator's command would do about it."""
+        return Orphans.of(
+            self._pending.orphans,
+            named=status is not None and status.calls is not None and self._backend.facts.can_abort,
+            restart=terms.quarantine and terms.restart,
+            closes=terms.quarantine and self.full_of_orphans(),
+        )
+
+    async def end_orphans(self, status: EngineStatus | None, terms: LadderTerms, aborts: Aborts) -> Orphans:
+        """End the orphans, because an operator declares that nobody waits for them."""
+        found = self.orphans(status, terms)
+        if found.means is Means.ABORT and status is not None and status.calls is not None:
+            others = await self._shared.keys()
+            if others is None:
+                return found._replace(means=Means.NOTHING)
+            ours = self._host.keys(self._backend) | others | {stop.key for stop in self._pending.held}
+            for key in status.calls.keys() - ours:
+                aborts.send(self._backend, key)
+        self.orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
+        self._host.log_event("orphans_kill_requested", backend=self._backend.name, count=found.calls, means=found.means.value)
+        return found
 
     def full_of_orphans(self) -> bool:
         return 0 < self._backend.load.slots <= self._pending.orphans

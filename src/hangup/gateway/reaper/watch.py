@@ -20,7 +20,6 @@ from hangup.core.reaper import (
     GivenStops,
     Ladder,
     LadderStep,
-    Means,
     Orphans,
     PendingStop,
     PendingStops,
@@ -34,6 +33,7 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
 from hangup.gateway.reaper import renewal
+from hangup.gateway.reaper.due_timer import DueTimer
 from hangup.gateway.reaper.peers import Peers, SharedBackend, stop_of
 from hangup.gateway.reaper.process import EngineOwner, Spawned
 from hangup.gateway.reaper.stats import ReaperStats
@@ -45,13 +45,7 @@ _FRESH_S = 0.5  # for so long after a call ended the quicker pace is worthwhile
 _BLIND_PACE_S = 0.05  # pause between checks of pending calls on an engine that reports no status
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has probably died of it
 _FORGOTTEN_S = 30.0  # after its grace period; then an ended call that another process judges is released unverified
-_JUST_AFTER_S = 0.001
-_EVENTS_TO = {  # from any state
-    Trust.TRUSTED: (HealthEvent.TAKEN_BACK,),
-    Trust.SUSPECTED: (HealthEvent.TAKEN_BACK, HealthEvent.GRACE_OVER),
-    Trust.DEGRADED: (HealthEvent.TAKEN_BACK, HealthEvent.FOUND_ZOMBIE),
-    Trust.QUARANTINED: (HealthEvent.QUARANTINED,),
-}
+_UNCOUNTED_S = 15.0  # if another process does not say for this long what it has there, our calls are judged without it
 
 
 class BackendWatch:
@@ -78,8 +72,7 @@ class BackendWatch:
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
         self._wake = asyncio.Event()
-        self._due = math.inf  # the end of the next grace period
-        self._due_timer: asyncio.TimerHandle | None = None  # fires then
+        self._due = DueTimer(self._grace_over)  # the end of the next grace period
         self._spawned = self._engine_owner(peers) if backend.settings.spawn else None
         self._task = TASKS.keep("reaper", self._run)
         self._shared.publish_replaced()
@@ -98,7 +91,7 @@ class BackendWatch:
         self._learn()
         stop.silent = not first_token
         self._shared.hand_in(stop)
-        if self._shared.leads:
+        if self._shared.leads or self._shared.alone:
             self._take(stop)
         else:
             stop.grace_s = self.pending_stops.grace_s
@@ -108,8 +101,8 @@ class BackendWatch:
         self.pending_stops.add(stop, first_token=not stop.silent or not self._reports_status)
         self._aborted_at = stop.at
         self._wake.set()
-        if stop.due < self._due:
-            self._look_again_at(stop.due)
+        if stop.due < self._due.at:
+            self._due.set(stop.due)
 
     # Several processes
 
@@ -123,8 +116,19 @@ class BackendWatch:
         self.take_calls(calls)
         for stop in self._given.take_all():  # handed in, and on their way
             self._take(stop)
-        self._resumed = self.ladder.resume(step, now) if step is not None else []
+        self._resume(step, now)
         self._wake.set()
+
+    def _resume(self, step: dict[str, Any] | None, now: float) -> None:
+        """Go on with the ladder; the other process may have died before it told how far the engine can be trusted."""
+        quarantined = self.backend.load.health.trust is Trust.QUARANTINED
+        if step is None and quarantined:  # nobody knows why any more: the canary decides
+            step = self.ladder.record(now) | {"rung": Rung.QUARANTINED.value}
+        self._resumed = self.ladder.resume(step, now) if step is not None else []
+        if self.ladder.rung in (Rung.QUARANTINED, Rung.CANARY):
+            self._apply_health_event(HealthEvent.QUARANTINED)
+        elif quarantined:
+            self._apply_health_event(HealthEvent.TAKEN_BACK)
 
     def take_calls(self, calls: Iterable[EndedCall]) -> None:
         """Take ended calls of other processes, and our own that they judged until now."""
@@ -143,10 +147,26 @@ class BackendWatch:
         """Allow for work that nobody knows of: another process died, and may have had calls that it had not reported yet."""
         self.pending_stops.doubt(time.monotonic())
 
+    def given_calls(self) -> list[EndedCall]:
+        """Return our ended calls that another process judges, or should."""
+        return [self._shared.row(stop) for stop in self._given]
+
+    def judge_alone(self) -> None:
+        """Judge our own calls from now on, without the others: nobody knows what they have there. So a call is verified only if
+        the engine names it, and the ladder waits."""
+        self.follow()
+        self._shared.alone, self.pending_stops.shared, self._adapter = True, True, None
+        self._learn()
+        for stop in self._given.take_all():
+            self._take(stop)
+        self._wake.set()
+
     def follow(self) -> None:
         """Leave the judgement to another process from now on."""
         self._task.cancel()
-        self._look_again_at(math.inf)
+        self._shared.alone, self.pending_stops.shared, self._adapter = False, self.backend.settings.shared, None
+        self._learn()
+        self._due.set(math.inf)
         for stop in self.pending_stops.hand_over():
             if not stop.member:
                 self._given.add(stop)
@@ -172,8 +192,7 @@ class BackendWatch:
         """Take another process's word for how far the engine can be trusted."""
         health = self.backend.load.health
         if health.trust is not trust:
-            for event in _EVENTS_TO[trust]:
-                health.apply(event)
+            health.take_trust(trust)
             self._host.load_changed(self.backend)
 
     def take_limits(self) -> None:
@@ -190,31 +209,17 @@ class BackendWatch:
 
     def orphans(self) -> Orphans:
         """Return what the backend runs that neither is nor was ours, and what an operator's command would do about it."""
-        return Orphans.of(
-            self.pending_stops.orphans,
-            named=self.status is not None and self.status.calls is not None and self.backend.facts.can_abort,
-            restart=self.ladder.terms.quarantine and self.ladder.terms.restart,
-            closes=self.ladder.terms.quarantine and self._trouble.full_of_orphans(),
-        )
+        return self._trouble.orphans(self.status, self.ladder.terms)
 
     async def end_orphans(self) -> Orphans:
         """End the orphans, because an operator declares that nobody waits for them. Our own live calls on the engine are not
         harmed."""
-        found = self.orphans()
-        if found.means is Means.ABORT and self.status is not None and self.status.calls is not None:
-            running, others = self.status.calls.keys(), await self._shared.keys()
-            if others is None:
-                return found._replace(means=Means.NOTHING)
-            ours = self._host.keys(self.backend) | others | {stop.key for stop in self.pending_stops.held}
-            for key in running - ours:
-                self._aborts.send(self.backend, key)
-        self._trouble.orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
-        self._log_event("orphans_kill_requested", count=found.calls, means=found.means.value)
+        found = await self._trouble.end_orphans(self.status, self.ladder.terms, self._aborts)
         self._wake.set()
         return found
 
     async def close(self, within_s: float = math.inf) -> None:
-        self._look_again_at(math.inf)
+        self._due.set(math.inf)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._spawned is not None:
@@ -257,7 +262,7 @@ class BackendWatch:
     async def _look(self) -> None:
         self._learn()
         self._allow_for_standstill()
-        if not self._shared.leads:
+        if not self._shared.leads and not self._shared.alone:
             for stop in self._given.take_forgotten(time.monotonic(), _FORGOTTEN_S):
                 self._host.release(self.backend, stop)
             return
@@ -269,6 +274,8 @@ class BackendWatch:
         else:
             self._answered_at = asked_at
             await self._release(self.pending_stops.take_expired(asked_at), StopState.UNVERIFIED)
+        if self._shared.alone:
+            return
         now = time.monotonic()
         load = self.backend.load
         still_s = await self._trouble.still_s(None if self._unanswered else self.status, now)
@@ -279,7 +286,7 @@ class BackendWatch:
         if stuck and await self._may_act():
             await self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
         self._apply_health_event(self._health_event(time.monotonic()))
-        self._look_again_at(self.pending_stops.next_due(time.monotonic()))
+        self._due.set(self.pending_stops.next_due(time.monotonic()))
 
     def _allow_for_standstill(self) -> None:
         """Give the engine as much more time as this process stood still: it may have told the engine only after that."""
@@ -325,7 +332,8 @@ class BackendWatch:
             await self._release(pending.take_expired(now), StopState.UNVERIFIED)
             return
         others = await self._shared.count_after()
-        if others is None:  # what others have there is unknown, so nobody can be judged
+        if others is None:
+            await self._judge_uncounted(status, asked_at, now)
             return
         load = backend.load
         pinned = backend.pinned == load.in_flight - load.held
@@ -341,6 +349,16 @@ class BackendWatch:
         self._look_at_slots(status, taken)
         if pending.orphans and not orphans:
             self._log_event("orphans_found", count=pending.orphans, running=status.running, waiting=status.waiting)
+
+    async def _judge_uncounted(self, status: EngineStatus, asked_at: float, now: float) -> None:
+        """Judge by the calls' names alone: what others have there is unknown. If that lasts, release calls without a proof."""
+        if status.calls is None and self._shared.uncounted_s < _UNCOUNTED_S:
+            return
+        load, pending = self.backend.load, self.pending_stops
+        stopped = pending.observe(status, asked_at, now, load.choices, load.choices, pinned=False, alone=True)
+        await self._release(stopped, StopState.VERIFIED)
+        await self._release(pending.take_expired(now), StopState.UNVERIFIED)
+        self._name_zombies()
 
     def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
         """Subtract foreign work from the backend's room, and follow a restarted engine that has another number of slots."""
@@ -363,7 +381,7 @@ class BackendWatch:
         if backend.adapter is self._adapter and backend.reports_status == self._reports_status:
             return
         self._adapter, self._reports_status = backend.adapter, backend.reports_status
-        self._judged = judged = self._reports_status and (backend.adapter.names_calls or not backend.settings.shared)
+        self._judged = judged = self._reports_status and (backend.adapter.names_calls or not self.pending_stops.shared)
         usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
         self.pending_stops.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.pending_stops.lag_s = backend.adapter.lag_s if judged else 0.0
@@ -468,24 +486,16 @@ class BackendWatch:
         return HealthEvent.FOUND_LATE if self._may_be_late(now) else HealthEvent.FOUND_CLEAN
 
     def _may_be_late(self, now: float) -> bool:
-        return self._judged and self.pending_stops.late(now)
+        return self._judged and not self._shared.alone and self.pending_stops.late(now)
 
     def _grace_over(self) -> None:
         """Prefer other backends as soon as a grace period is over, without waiting for the engine's answer. A status that comes
         late, or not at all, convicts the engine later; until then a healthy engine only loses its place in the order of choice.
         """
         now = time.monotonic()
-        self._look_again_at(self.pending_stops.next_due(now))
+        self._due.set(self.pending_stops.next_due(now))
         if self._may_be_late(now):
             self._apply_health_event(HealthEvent.GRACE_OVER)
-
-    def _look_again_at(self, due: float) -> None:
-        if self._due_timer is not None:
-            self._due_timer.cancel()
-        self._due, self._due_timer = due, None
-        if due < math.inf:
-            delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
-            self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._grace_over)
 
     def _log_fault(self, error: Exception) -> None:
         self._log_event("reaper_check_failed", type=type(error).__name__, text=str(error)[:200])
