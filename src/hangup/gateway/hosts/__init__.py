@@ -10,7 +10,8 @@ call waits for the store, nobody's clock is compared with another's, and without
 
 - `store` has the commands for the server, and says in one line what is wrong with it.
 - `link` is this gateway's part: it writes snapshots, obeys orders, and takes the lead when nobody has it.
-- `leading` is what the leader does besides.
+- `leading` is what the leader does besides: it also judges the engines for all (`gateway/members/stop_hub.py`).
+- `lines` carry the messages about ended calls between members and the leader, and notice if one is lost; `mail` sends them.
 - `life` tells a gateway that died from one that is cut off from the store: it asks the gateway itself.
 - `server` is the process.
 """

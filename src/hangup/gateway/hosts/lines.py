@@ -114,7 +114,7 @@ class MemberLines:
             line = self._lines[member] = Line(entry["line"])
             self._unsent.pop(member, None)
         if line is None or line.session != entry["line"] or not line.accept(entry["n"]):
-            if line is None or line.session == entry["line"]:
+            if line is None or entry["line"] >= line.session:  # else it is outdated
                 self.drop(member)
                 self._post(member, entry_of(self._me, self._term, entry["line"], _AGAIN, []))
             return
