@@ -179,8 +179,11 @@ class MemberPeers:
         self.follow()
         self.leads, self._term = message["leads"], message["term"]
         if self.leads:
-            event = f"{self._kind}_leads"
-            gateway.log.event(event, pid=os.getpid(), term=self._term, pending_stops=len(message["calls"]))
+            what = {"pid": os.getpid(), "term": self._term, "pending_stops": len(message["calls"])}
+            if self._kind == "worker":
+                gateway.log.event("worker_leads", **what)
+            else:
+                gateway.log.event("gateway_leads", **what)
             self._give_up(gateway.stopping.reaper.lead([EndedCall(*row) for row in message["calls"]], message["steps"]))
             for name, backend in gateway.backends.by_name.items():  # a new hub knows nothing of it
                 self.publish_trust(name, backend.load.health.trust.value)
