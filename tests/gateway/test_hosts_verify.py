@@ -103,28 +103,27 @@ def test_if_the_gateway_that_judges_dies_the_next_one_goes_on(kill_at: str, tmp_
     settings = QUICK | {"abort_backoff_s": 1.0 if kill_at == "abort" else 0.1}
     with contextlib.ExitStack() as stack:
         deaf, gateways = stack.enter_context(deaf_engine(settings, f"{sys.executable} {script}"))
-        loads = [stack.enter_context(Load([gateway], 1)) for gateway in gateways]
+        leader = judge_of(gateways)
+        (other,) = (gateway for gateway in gateways if gateway is not leader)
+        load = stack.enter_context(Load([other], 1))
         if kill_at == "restarting":
             wait_until(ran.exists, what="the restart")
             deaf.popen.kill()
             stack.enter_context(StandIn(port=deaf.port, **SLOW))  # it has worked: the zombies are gone
         else:
             wait_until(lambda: steps(gateways)[kill_at])
-        leader = judge_of(gateways)
-        (other,) = (gateway for gateway in gateways if gateway is not leader)
         leader.popen.send_signal(signal.SIGKILL)
         wait_until(lambda: steps(gateways)["healthy"], what="the way back")
         taken, led = steps(gateways), len(of_all(gateways, "gateway_leads"))
         assert judge_of(gateways) is other and taken["degraded"] == 1 and taken["abort"] <= 4 * EACH
-        again = led - 2  # on a slow machine, the lead may change once more
+        again = led - 2  # on a slow machine, the lead may change before or after that
         assert 1 <= taken["restarting"] <= 1 + again and len(ran.read_text()) <= 1 + again
         quarantined = 2 if kill_at == "restarting" else 1  # a restart without a result is not a success
-        assert quarantined <= taken["quarantined"] <= quarantined + again
+        assert quarantined - again <= taken["quarantined"] <= quarantined + again
         found = [row["id"] for row in of_all(gateways, "zombie_found")]
         assert found and len(set(found)) == len(found), "each is named once"
-        survivor = loads[gateways.index(other)]
-        survivor.wait_for_more()
-    assert survivor.bad == []
+        load.wait_for_more()
+    assert load.bad == []
 
 
 @pytest.mark.parametrize("like", ["", "vllm"])

@@ -9,13 +9,15 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
-from hangup.core.members import Lead, LeftCall
-from hangup.gateway.hosts.store import SharedStateFailed, Store
+from hangup.core.members import EndedCall, Lead, LeftCall, RecordChanges
+from hangup.gateway.hosts.store import Heritage, Letter, SharedStateFailed, Store
 from hangup.gateway.members.member import CallsReport
 from support.redis_server import RedisServer, free_port, require_redis
 from support.waiting import wait_until
@@ -144,7 +146,7 @@ def test_everything_that_hangup_asks_of_the_store(server, tmp_path: Path) -> Non
         mine = {"seq": 1, "term": 0}
         found = await store.exchange("a", mine, CallsReport([call], [], 1, {}), whole=True, leads=True)
         assert found.lead is None and found.orders == {} and found.has_calls and found.snapshots == {"a": mine}
-        assert await store.take_lead("a", 1, None) == {}
+        assert await store.take_lead("a", 1, None) == Heritage({}, [], {})
         assert await store.take_lead("b", 1, None) is None, "somebody leads already"
         lead = Lead("a", 1, 5)
         assert await store.write_orders(lead, {"a": {"term": 1}, "b": {"term": 1}}, [])
@@ -152,9 +154,22 @@ def test_everything_that_hangup_asks_of_the_store(server, tmp_path: Path) -> Non
         assert (found.lead, found.orders, found.has_calls) == (lead, {"term": 1}, False)
         assert await store.calls_of("a") == [call]
         assert await store.take_lead("b", 2, Lead("a", 1, 4)) is None, "its beat has changed"
-        orders = {"a": {"term": 1}, "b": {"term": 1}}
-        assert await store.take_lead("b", 2, lead) == orders
-        assert await store.take_lead("b", 2, Lead("b", 2, 0)) == orders, "the first answer may have been lost"
+        ended = [EndedCall(key, "engine", key, 0.5, False, 0, 1, None, True, "t", "m", "client_gone") for key in "123"]
+        assert await store.record("a", 1, RecordChanges(True, ended, [], {"engine": {"rung": "degraded"}}))
+        assert await store.record("a", 1, RecordChanges(False, [], [("engine", "2")], {}))
+        left = Heritage({"a": {"term": 1}, "b": {"term": 1}}, [ended[0], ended[2]], {"engine": {"rung": "degraded"}})
+        taken = await store.take_lead("b", 2, lead)
+        assert taken is not None and replace(taken, calls=sorted(taken.calls)) == left
+        again = await store.take_lead("b", 2, Lead("b", 2, 0))
+        assert again == taken, "the first answer may have been lost"
+        assert not await store.record("a", 1, RecordChanges(True, [], [], {})), "it leads no longer"
+        letters = [Letter("a", {"n": number}, None) for number in range(150)]
+        assert not await store.post("a", 1, letters), "not as the leader"
+        assert await store.post("b", 2, letters[:1]) and await store.post("a", None, letters[1:])
+        found_mail: list[Any] = []
+        while len(found_mail) < 150:
+            found_mail += await store.receive("a")
+        assert found_mail == [letter.entry for letter in letters] and await store.receive("a") == []
         assert not await store.write_orders(lead, {"b": {"term": 1}}, ["b"]), "it leads no longer"
         assert await store.write_orders(Lead("b", 2, 1), {}, ["a"])
         found = await store.exchange("b", mine, CallsReport([], ["id"], 0, {}), whole=False, leads=True)
