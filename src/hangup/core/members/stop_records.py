@@ -130,6 +130,11 @@ class StopRecords:
         if self._copied:
             self._steps_changed.add(backend)
 
+    def forget_steps(self, backend: str) -> None:
+        """Forget the steps on a backend, because a reload has replaced it."""
+        if self.steps.pop(backend, None) is not None:
+            self._copy_whole = self._copied
+
     # The copy
 
     def take_changes(self, now: float) -> RecordChanges | None:
@@ -144,7 +149,7 @@ class StopRecords:
             whole,
             [row.call._replace(age_s=round(now - row.ended_at, 3)) for row in opened],
             [place for place in changed if place not in self._open],
-            {backend: self.steps[backend] for backend in steps},
+            {backend: self.steps[backend] for backend in steps if backend in self.steps},
         )
 
     def copy_lost(self) -> None:

@@ -134,7 +134,7 @@ class StopHub:
         """Forget what was known of an engine, or members that join later would take the new one for the old one."""
         if self.leads(member, message):
             self._trust.pop(message["backend"], None)
-            self.records.steps.pop(message["backend"], None)
+            self.records.forget_steps(message["backend"])
             self._pass_on_trust(member, message["backend"], Trust.TRUSTED.value)
 
     def _step(self, member: str, message: dict[str, Any]) -> None:
