@@ -65,7 +65,7 @@ def deaf_engine(settings: dict[str, Any], command: str = "") -> Iterator[tuple[S
         all_known(gateways)
         clients: list[Client] = []
         for number, gateway in enumerate(gateways):
-            recognised = lambda g=gateway: sum("recognised" in str(row.get("change")) for row in g.log()) >= 2  # type: ignore[misc]  # noqa: E731
+            recognised = lambda g=gateway: sum("recognised" in str(row.get("change")) for row in g.log()) >= 2  # noqa: E731
             wait_until(recognised, what="both engines to be known")
             admin(gateway, "PUT", "/api/backends/good/drain")
             clients += streams(gateway, EACH, f"of-{number}")
@@ -82,10 +82,12 @@ def test_zombies_of_all_gateways_are_found_and_the_ladder_is_climbed_once() -> N
         load.wait_for_more()
         found = [row["id"] for row in of_all(gateways, "zombie_found")]
         assert sorted(found) == sorted(f"of-{number}-{n}" for number in range(2) for n in range(EACH))
-        assert steps(gateways) == {"degraded": 1, "abort": 4 * EACH, "quarantined": 1}
-        assert deaf.stats()["abort_requests"] == 6 * EACH, "when the calls ended, and twice more"
+        taken = steps(gateways)
+        assert taken == {"degraded": 1, "abort": taken["abort"], "quarantined": 1}
+        assert 2 * EACH <= taken["abort"] <= 4 * EACH, "twice, or once if it was named later than others"
+        assert deaf.stats()["abort_requests"] == 2 * EACH + taken["abort"]
         for number, gateway in enumerate(gateways):  # the gateway that had the call knows it, too, and neither uses the engine
-            told = lambda g=gateway, n=number: {get_json(f"{g.admin_url}/api/calls/of-{n}-{i}")["release"] for i in range(EACH)}  # type: ignore[misc]  # noqa: E731
+            told = lambda g=gateway, n=number: {get_json(f"{g.admin_url}/api/calls/of-{n}-{i}")["release"] for i in range(EACH)}  # noqa: E731
             wait_until(lambda t=told: t() == {"zombie"}, what="its zombies")  # type: ignore[misc]
             wait_until(lambda g=gateway: sum_of(g, "hangup_backend_quarantined", backend="deaf") == 1)  # type: ignore[misc]
         raised = wait_until(lambda: of_all(gateways, "divergence_alarm_changed"), what="the alarm")

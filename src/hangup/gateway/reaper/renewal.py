@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from hangup.core.reaper import LadderTerms
 from hangup.errors import OutOfResources
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.health import check
 from hangup.gateway.reaper import canary, restart
-from hangup.gateway.reaper.process import EngineOwner
+from hangup.gateway.reaper.peers import Peers
+from hangup.gateway.reaper.process import EngineOwner, Spawned
 
 _HEALTH_PAUSE_S = 0.2
+
+
+def owner_of_engine(backend: Backend, peers: Peers | None, log_event: Callable[..., None]) -> EngineOwner | None:
+    """Return what starts and stops a spawned engine: this process, or the one that does so for all."""
+    if not backend.settings.spawn:
+        return None
+    if peers is not None:
+        return peers.engine_owner(backend.name, lambda: backend.limits.stop_s)
+    return Spawned(backend.settings, lambda: backend.limits.stop_s, log_event)
 
 
 async def start_anew(backend: Backend, spawned: EngineOwner | None) -> str:

@@ -35,7 +35,6 @@ from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
 from hangup.gateway.reaper import renewal
 from hangup.gateway.reaper.due_timer import DueTimer
 from hangup.gateway.reaper.peers import Peers, SharedBackend, stop_of
-from hangup.gateway.reaper.process import EngineOwner, Spawned
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.trouble import EngineTrouble, WatchHost
 from hangup.tasks import TASKS, in_slices
@@ -73,15 +72,9 @@ class BackendWatch:
         self._aborted_at = 0.0
         self._wake = asyncio.Event()
         self._due = DueTimer(self._grace_over)  # the end of the next grace period
-        self._spawned = self._engine_owner(peers) if backend.settings.spawn else None
+        self._spawned = renewal.owner_of_engine(backend, peers, self._log_event)
         self._task = TASKS.keep("reaper", self._run)
         self._shared.publish_replaced()
-
-    def _engine_owner(self, peers: Peers | None) -> EngineOwner:
-        backend = self.backend
-        if peers is not None:
-            return peers.engine_owner(backend.name, lambda: backend.limits.stop_s)
-        return Spawned(backend.settings, lambda: backend.limits.stop_s, self._log_event)
 
     def __repr__(self) -> str:
         return f"<watch {self.backend.name} {self.ladder!r} {self.pending_stops!r}>"
