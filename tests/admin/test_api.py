@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.processes import Gateway, StandIn, gateway_and_engine
+from support.processes import Gateway, StandIn, gateway_and_engine, get_json, post_json
 from support.raw import Client, ask
 from support.waiting import wait_until
 
@@ -51,6 +51,28 @@ def test_a_live_call_is_shown_with_its_owner_and_its_progress(gateway: Gateway) 
         status, one = admin(gateway, "GET", "/api/calls/seen")
         assert status == 200 and one["timeline"][0]["at_s"] == 0 and one["outcome"] is None
     wait_until(lambda: "seen" not in live(gateway))
+
+
+def test_tokens_of_engines_that_do_not_count_are_told_apart() -> None:
+    """One engine counts its tokens, one does not: only those of the first can be compared with what it computed."""
+    with StandIn(like="vllm", token_s=0.001) as counts, StandIn(like="openai", token_s=0.001) as silent:
+        config = "[limits]\ncounters_interval_s = 0.1\n"
+        for name, engine in (("counts", counts), ("silent", silent)):
+            config += f'[[backend]]\nname = "{name}"\nurl = "{engine.url}"\nmodels = ["{name}"]\n'
+        with Gateway(config=config) as gateway:
+            wait_until(lambda: sum(row.get("event") == "backend_found" for row in gateway.log()) == 2, what="both recognised")
+            history = f"{gateway.admin_url}/api/history?seconds=900"
+            wait_until(lambda: any(row["computed"] is not None for row in get_json(history)["rows"]), what="a first count")
+            for model, tokens in (("counts", 30), ("silent", 20)):
+                post_json(f"{gateway.url}/v1/chat/completions", {"model": model, "messages": [], "max_tokens": tokens})
+
+            def sums() -> tuple[int, ...]:
+                rows = get_json(history)["rows"]
+                return tuple(sum(row[name] or 0 for row in rows) for name in ("computed", "uncounted", "received"))
+
+            wait_until(lambda: sums() == (30, 20, 50), what=f"30 of 50 tokens are counted, {sums()}")
+            rates = get_json(f"{gateway.admin_url}/api/overview")["rates"]
+            assert set(rates) == {"busy", "computed_per_s", "received_per_s", "uncounted_per_s"}
 
 
 def test_an_ended_call_is_remembered(gateway: Gateway) -> None:

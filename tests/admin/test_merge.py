@@ -104,18 +104,18 @@ def overview(**fields: Any) -> dict[str, Any]:
     counts = dict.fromkeys(("live", "waiting", "connections", "tokens_streaming"), 1)
     lists: dict[str, Any] = {"backends": [backend()], "alarms": [], "zombies": [], "left": []}
     groups: dict[str, Any] = {name: {"a": 1} for name in ("phases", "outcomes", "refusals", "tokens")}
-    groups["rates"] = {"busy": None, "computed_per_s": None, "received_per_s": 2.0}
+    groups["rates"] = {"busy": None, "computed_per_s": None, "received_per_s": 2.0, "uncounted_per_s": 0.5}
     return {"version": "1", "not_ready": None, **counts, **groups, **lists, "jobs": {"total": 0, "rows": []}, **fields}
 
 
 def test_the_dashboard_shows_the_sum() -> None:
-    rates = {"busy": 0.5, "computed_per_s": 9.0, "received_per_s": 4.0}
+    rates = {"busy": 0.5, "computed_per_s": 9.0, "received_per_s": 4.0, "uncounted_per_s": 1.0}
     first = overview(not_ready="no backend is up", rates=rates, left=[{"ended_s_ago": 3.0}], alarms=[{"backend": "x"}])
     second = overview(outcomes={"a": 2, "b": 3}, left=[{"ended_s_ago": 1.0}], jobs={"total": 2, "rows": [1]})
     merged = merge.overview([first, second])
     assert merged["not_ready"] is None and merged["live"] == 2 and merged["outcomes"] == {"a": 3, "b": 3}
     assert [row["ended_s_ago"] for row in merged["left"]] == [1.0, 3.0] and merged["jobs"]["total"] == 2
-    assert merged["rates"] == {"busy": 0.5, "computed_per_s": 9.0, "received_per_s": 6.0}
+    assert merged["rates"] == {"busy": 0.5, "computed_per_s": 9.0, "received_per_s": 6.0, "uncounted_per_s": 1.5}
     assert merged["alarms"] == [{"backend": "x"}] and merged["backends"][0]["in_flight"] == 2
     assert merge.overview([first])["not_ready"] == "no backend is up"
     assert metrics.parse("# HELP n N.\n# TYPE n gauge\nn +Inf\n")["n"].samples == {"n": math.inf}
@@ -123,7 +123,16 @@ def test_the_dashboard_shows_the_sum() -> None:
 
 def interval(end: float, calls: int, **fields: Any) -> dict[str, Any]:
     every = {"calls": calls, "not_served": 1, "first_token": [[3, calls]], "queue": [[0, calls]]}
-    usual = {"seconds": 5.0, "busy": 0.5, "computed": 7, "received": calls, "live": 1.0, "waiting": 0.0, "ends": {"shed": 1}}
+    usual = {
+        "seconds": 5.0,
+        "busy": 0.5,
+        "computed": 7,
+        "received": calls,
+        "uncounted": 0,
+        "live": 1.0,
+        "waiting": 0.0,
+        "ends": {"shed": 1},
+    }
     return {"end": end, **usual, "every": every, "groups": {"m": every}, **fields}
 
 

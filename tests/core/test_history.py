@@ -32,7 +32,7 @@ def test_an_interval_has_what_happened_since_the_last_poll() -> None:
     assert history.latest() is None
     one_call(ledger)
     one_call(ledger, shed=True)
-    history.note(look(5), ledger.series.values())
+    history.note(look(5, uncounted=5), ledger.series.values())
     latest = history.latest()
     assert latest is not None
     row = latest.as_json("model")
@@ -43,6 +43,7 @@ def test_an_interval_has_what_happened_since_the_last_poll() -> None:
         "busy": 0.5,
         "computed": 50,
         "received": 40,
+        "uncounted": 5,
         "live": 4,
         "waiting": 1,
         "ends": {"completed": 1, "shed": 1},

@@ -288,7 +288,7 @@ def _same(page: Page, one: Any, other: Any) -> bool:
     return bool(one.inner_text() == other.inner_text())
 
 
-WIDTHS = [390, 768, 1024, 1440]
+WIDTHS = [390, 768, 1280, 1920]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -307,6 +307,10 @@ def test_no_button_is_clipped_at_any_width(browser: Any, pair: tuple[Gateway, St
             hit = page.evaluate("([x, y]) => document.elementFromPoint(x, y).getAttribute('aria-label')", at)
             assert hit is not None and hit.startswith(name.strip()), "something covers it"
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
+        cut = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
+        assert page.evaluate(cut) == [], "nor does a table"
+        shown = page.locator(f'#calls-body [data-key="{id}"] td').first
+        assert shown.get_attribute("title") == id and len(shown.inner_text()) < 20, "the whole id is one hover away"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

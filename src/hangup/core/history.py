@@ -73,6 +73,7 @@ class HistorySample:
     received: int  # tokens, from the engines
     live: int
     waiting: int
+    uncounted: int = 0  # those of `received` that `computed` does not have: their engines do not count
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class Interval:
     computed: int = 0
     computed_s: float = 0.0
     received: int = 0
+    uncounted: int = 0
     live: float = 0.0
     waiting: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)  # calls by outcome
@@ -94,7 +96,7 @@ class Interval:
 
     def add(self, other: Interval, groups_max: int) -> None:
         self.end = max(self.end, other.end)
-        for name in ("seconds", "busy", "busy_s", "computed", "computed_s", "received", "live", "waiting"):
+        for name in ("seconds", "busy", "busy_s", "computed", "computed_s", "received", "uncounted", "live", "waiting"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ends.update(other.ends)
         self.every.add(other.every)
@@ -125,6 +127,7 @@ class Interval:
             "busy": round(self.busy / self.busy_s, 3) if self.busy_s else None,
             "computed": self.computed if self.computed_s else None,
             "received": self.received,
+            "uncounted": self.uncounted,
             "live": round(self.live / self.seconds, 1) if self.seconds else 0,
             "waiting": round(self.waiting / self.seconds, 1) if self.seconds else 0,
             "ends": dict(self.ends),
@@ -165,6 +168,7 @@ class History:
             return
         seconds = interval.seconds = look.monotonic - before.monotonic
         interval.received = max(look.received - before.received, 0)
+        interval.uncounted = max(look.uncounted - before.uncounted, 0)
         interval.live, interval.waiting = look.live * seconds, look.waiting * seconds
         if look.busy is not None:
             interval.busy, interval.busy_s = look.busy * seconds, seconds

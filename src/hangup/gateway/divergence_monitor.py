@@ -67,6 +67,7 @@ class Watched:
     alone_since: float = -1.0  # the backend's call-seconds at the last query, if it had no call then; else -1
     sums: TokenSums = field(default_factory=TokenSums)
     judged: bool = False  # here, in the last round: with several processes, one does so for all
+    received: int = 0  # tokens, by the last round
 
     @property
     def computed(self) -> int | None:
@@ -86,6 +87,7 @@ class DivergenceMonitor:
     watched: dict[str, Watched] = field(default_factory=dict)
     history: History = field(init=False)  # for the dashboard's graphs
     alarms_raised: int = 0
+    _uncounted: int = 0  # tokens from engines that did not count them then
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -233,14 +235,19 @@ class DivergenceMonitor:
     def _remember(self) -> None:
         known = [watched.busy for watched in self.watched.values() if watched.busy is not None]
         computed = [watched.computed for watched in self.watched.values() if watched.computed is not None]
+        seen = tokens_seen(self.accounting, self.registry).arrived
+        for name, watched in self.watched.items():
+            new, watched.received = max(seen[name] - watched.received, 0), seen[name]
+            self._uncounted += new if watched.computed is None else 0
         sample = HistorySample(
             time.time(),
             time.monotonic(),
             busy=sum(known) / len(known) if known else None,
             computed=sum(computed) if computed else None,
-            received=tokens_seen(self.accounting, self.registry).arrived.total(),
+            received=seen.total(),
             live=len(self.registry.live),
             waiting=self.placement.admission.queue.count,
+            uncounted=self._uncounted,
         )
         self.history.note(sample, self.accounting.ledger.series.values())
 

@@ -90,13 +90,15 @@ def _story(view: GatewayView, call: Call) -> dict[str, Any]:
 
 
 def _rates(latest: Interval | None) -> dict[str, float | None]:
-    """Return how busy the engines were between the last two polls, and the tokens per second."""
+    """Return how busy the engines were between the last two polls, and the tokens per second; those of engines that do not
+    count are in `uncounted_per_s`, not in `computed_per_s`."""
     if latest is None or not latest.seconds:
-        return {"busy": None, "computed_per_s": None, "received_per_s": 0.0}
+        return {"busy": None, "computed_per_s": None, "received_per_s": 0.0, "uncounted_per_s": 0.0}
     return {
         "busy": round(latest.busy / latest.busy_s, 3) if latest.busy_s else None,
         "computed_per_s": round(latest.computed / latest.computed_s, 1) if latest.computed_s else None,
         "received_per_s": round(latest.received / latest.seconds, 1),
+        "uncounted_per_s": round(latest.uncounted / latest.seconds, 1),
     }
 
 

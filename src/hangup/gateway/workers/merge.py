@@ -116,7 +116,7 @@ def _rates(parts: Sequence[_Row]) -> _Row:
     return {
         "busy": _most(list(parts), "busy"),
         "computed_per_s": _most(list(parts), "computed_per_s"),
-        "received_per_s": round(sum(part["received_per_s"] for part in parts), 1),
+        **{name: round(sum(part[name] for part in parts), 1) for name in ("received_per_s", "uncounted_per_s")},
     }
 
 
@@ -146,7 +146,7 @@ def _interval(rows: list[_Row]) -> _Row:
         "seconds": max(row["seconds"] for row in rows),
         "busy": _most(rows, "busy"),
         "computed": _most(rows, "computed"),
-        **{name: round(sum(row[name] for row in rows), 1) for name in ("received", "live", "waiting")},
+        **{name: round(sum(row[name] for row in rows), 1) for name in ("received", "uncounted", "live", "waiting")},
         "ends": _add(row["ends"] for row in rows),
         "every": _group([row["every"] for row in rows]),
         "groups": {name: _group([row["groups"][name] for row in rows if name in row["groups"]]) for name in names},

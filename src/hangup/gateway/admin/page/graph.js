@@ -54,7 +54,7 @@ function lines(past, { what, by }) {
   const each = (unit, value) => names.map((name, at) => [name, COLOURS[at % COLOURS.length], unit, (row) => (row.groups[name] ? value(row.groups[name], row) : null)]);
   if (what === "tokens") {
     return [
-      ["computed by the engines", "--bad", NUMBER, (row) => rate(row.computed, row)], ["received from the engines", "--good", NUMBER, (row) => rate(row.received, row)],
+      ["computed by the engines", "--bad", NUMBER, (row) => rate(row.computed === null ? null : row.computed + row.uncounted, row)], ["received from the engines", "--good", NUMBER, (row) => rate(row.received, row)],
       ["engines busy", "--mark", SHARE, (row) => row.busy],
     ];
   }
@@ -97,7 +97,7 @@ function draw(past) {
     axes: [
       { ...axis },
       { ...axis, scale: "y", size: 70, values: text(unit), label: `${TITLES[chosen.what]}${chosen.by && (chosen.what === "first" || chosen.what === "queue") ? ", p95" : ""}`, labelFont: "12px system-ui", labelSize: 18 },
-      ...(scales.has("share") ? [{ ...axis, scale: "share", side: 1, grid: { show: false }, values: text(SHARE), size: 50 }] : []),
+      ...(scales.has("share") ? [{ ...axis, scale: "share", side: 1, grid: { show: false }, values: text(SHARE), size: 60 }] : []),
     ],
     series: [
       { label: "time", value: (_, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "–") },
@@ -118,7 +118,8 @@ function describe(past, drawn) {
   if (!row) { put($("chart-words"), "no data yet"); return; }
   const now = drawn.map(([name, , unit, value]) => `${name} ${unit.text(value(row))}`);
   const { what } = form();
-  put($("chart-words"), `${TITLES[what]}, in intervals of ${brief(past.length_s || row.seconds)}. Latest: ${now.join(", ") || "nothing ended"}.`);
+  const guessed = what === "tokens" && past.rows.some((each) => each.uncounted && each.computed !== null);
+  put($("chart-words"), `${TITLES[what]}, in intervals of ${brief(past.length_s || row.seconds)}. Latest: ${now.join(", ") || "nothing ended"}.${guessed ? " Engines that do not count their tokens are taken to compute those that they send." : ""}`);
 }
 
 function table(past) {
@@ -130,7 +131,7 @@ function table(past) {
   groups.push(["all calls", add(past.rows.map((row) => row.every))]);
   const time = (group, at, q) => [brief(quantile(group[at], q, past.bounds)), "number"];
   fill($("groups"), groups, ([name]) => name, ([name, group]) => [
-    [name, name === "all calls" ? "soft" : ""], [count(group.calls), "number"],
+    [name, name === "all calls" ? "soft" : "name"], [count(group.calls), "number"],
     [group.calls ? `${Number(((100 * group.not_served) / group.calls).toPrecision(2))} %` : "–", group.not_served ? "number bad" : "number"],
     time(group, "first_token", 0.5), time(group, "first_token", 0.95), time(group, "queue", 0.5), time(group, "queue", 0.95),
   ]);

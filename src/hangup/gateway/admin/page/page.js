@@ -1,6 +1,6 @@
 // The dashboard: the overview arrives as server-sent events, the page of live calls and the history are polled beside it.
 
-import { $, ask, brief, count, doing, element, fill, headers, lasting, put, say, several, shown } from "./parts.js";
+import { $, ask, brief, count, doing, element, fill, headers, lasting, put, say, several, short, shown } from "./parts.js";
 import * as graph from "./graph.js";
 
 const PAGE = 50;
@@ -13,7 +13,8 @@ const COLUMNS = [
   ["idle_s", "Idle (s)", "idle"], ["deadline_left_s", "Deadline (s)", "deadline"], ["tokens_in", "Tokens in", ""], ["client", "Client", "client"], ["slot", "Slot", ""],
 ];
 const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
-const EXTRA = new Set(["idle_s", "deadline_left_s", "tokens_in", "client", "slot", "tokens_per_s"]); // a phone shows these on a click
+// Where there is no room, a click on the call shows the rest.
+const KINDS = { tenant: "name", model: "name", backend: "name", waits_for: "soft less", idle_s: "extra", deadline_left_s: "extra", tokens_per_s: "extra", tokens_in: "rest", client: "rest", slot: "rest" };
 const ASCENDING = new Set(["tenant", "model", "backend", "phase", "client", "deadline"]); // the others begin with the largest
 
 const view = { sort: "age", offset: 0, total: 0, filter: {}, asking: false, open: null, report: null, lostAt: null };
@@ -103,12 +104,12 @@ function glance(now) {
 
 const OUTCOMES = {
   completed: "completed", client_gone: "the client hung up", deadline: "the client's deadline passed", cap: "reached a limit", engine_failed: "the engine failed",
-  engine_refused: "the engine refused it", killed: "killed", drained: "cut by a shutdown",
+  engine_refused: "the engine refused it", killed: "killed", drained: "cut by a shutdown", shed: "refused: overload", refused: "refused", zombie: "zombies, after their end",
 };
 
 function overview(now) {
   const { rates } = now;
-  const nobody = rates.computed_per_s === null ? "–" : count(Math.round(Math.max(rates.computed_per_s - rates.received_per_s, 0)));
+  const nobody = rates.computed_per_s === null ? "–" : count(Math.round(Math.max(rates.computed_per_s + rates.uncounted_per_s - rates.received_per_s, 0)));
   const total = view.report && view.report.total;
   const values = {
     "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
@@ -182,7 +183,7 @@ function backends(rows) {
     const is = condition(row);
     return [
       [row.name], [row.engine], [is.words, `state ${is.kind} ${is.name}`], [reasonWords(row), "why"], [count(row.in_flight), "number"], [limitWords(row), "why"],
-      [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"], [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number"],
+      [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"], [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number less"],
     ];
   };
   fill($("backends"), rows, (row) => row.name, cells, (row) => doing("Drain", `Drain ${row.name}`, async (button) => {
@@ -210,7 +211,7 @@ const CAUSES = {
 function zombies(rows) {
   const end = (row) => (row.lived_s === null ? "" : ` after ${lasting(row.lived_s)}`);
   fill($("zombies"), rows, (row) => row.id, (row) => [
-    [row.id, "", () => show(row.id)], [shown(row.tenant)], [CAUSES[row.cause] || shown(row.cause)], [row.backend], [shown(row.slot), "number"], [`${lasting(row.ended_s_ago)} ago`, "number"],
+    named(row.id), [shown(row.tenant)], [CAUSES[row.cause] || shown(row.cause)], [row.backend], [shown(row.slot), "number"], [`${lasting(row.ended_s_ago)} ago`, "number"],
     [row.tokens_since === null ? "–" : count(row.tokens_since), "number"], [`${row.aborts} ×`, "number"],
     [`${RELEASES[row.release][0]}${end(row)}`, RELEASES[row.release][1]],
   ]);
@@ -218,7 +219,7 @@ function zombies(rows) {
 
 function left(rows) {
   fill($("left"), rows, (row) => row.id, (row) => [
-    [row.id, "", () => show(row.id)], [shown(row.tenant)], [row.backend], [CAUSES[row.cause] || row.cause], [`${lasting(row.ended_s_ago)} ago`, "number"], [count(row.tokens_out), "number"],
+    named(row.id), [shown(row.tenant)], [row.backend], [CAUSES[row.cause] || row.cause], [`${lasting(row.ended_s_ago)} ago`, "number"], [count(row.tokens_out), "number"],
     RELEASES[row.release] || ["not started", "soft"],
   ]);
 }
@@ -230,9 +231,9 @@ function jobs(known) {
     const ended = row.items.total - row.items.queued - row.items.claimed;
     const share = row.items.total ? Math.floor((ended / row.items.total) * 100) : 0;
     return [
-      [row.id], [row.tenant], [row.status, row.status === "running" ? "good" : "warm"], [`${share} %`, `share p${Math.round(share / 10) * 10}`],
+      [short(row.id), "id", undefined, row.id], [row.tenant], [row.status, row.status === "running" ? "good" : "warm"], [`${share} %`, `share p${Math.round(share / 10) * 10}`],
       [count(row.items.total), "number"], [count(row.items.running), "number"], [count(row.items.errored), "number"],
-      [lasting(row.age_s), "number"], [left(row), "number"], [row.what],
+      [lasting(row.age_s), "number less"], [left(row), "number"], [row.what, "less"],
     ];
   };
   fill($("jobs"), known.rows, (row) => row.id, cells, (row) => doing("Cancel", `Cancel ${row.id}`, async () => {
@@ -267,6 +268,11 @@ async function calls() {
   }
 }
 
+const kindOf = (key) => `${NUMBERS.has(key) ? "number " : ""}${KINDS[key] || ""}`.trim();
+
+// The cell of a call's id: a click shows the call.
+const named = (id) => [short(id), "id", () => show(id), id];
+
 function listed(page) {
   view.total = page.total;
   put($("calls-count"), `(${count(page.total)}${page.total === page.live ? "" : ` of ${count(page.live)}`})`);
@@ -277,7 +283,7 @@ function listed(page) {
   $("kill-chosen").disabled = !words || !page.total;
   put($("kill-chosen"), words && page.total ? `Kill all ${count(page.total)} of these` : "Kill all of these");
   $("kill-chosen").title = words ? `All calls with ${words}` : "Filter first: only what a filter names can be killed at once";
-  const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), `${NUMBERS.has(key) ? "number" : key === "waits_for" ? "soft" : ""}${EXTRA.has(key) ? " extra" : ""}`.trim(), key === "id" ? () => show(row.id) : undefined]);
+  const cells = (row) => COLUMNS.map(([key]) => (key === "id" ? named(row.id) : [shown(row[key]), kindOf(key)]));
   fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, () => kill(row), calls));
 }
 
@@ -347,7 +353,7 @@ async function money() {
     put($("cost"), `Cost (${made.currency})`);
     $("money-table").className = made.total.money || made.total.money_saved ? "" : "free";
     fill($("money"), [...made.rows, { [by]: "total", ...made.total }], (row) => row[by], (row) => [
-      [row[by] || "–"], [count(row.tokens_delivered), "number"], [count(row.tokens_wasted), "number"], [count(row.tokens_saved), "number"],
+      [(by === "cause" && OUTCOMES[row[by]]) || row[by] || "–"], [count(row.tokens_delivered), "number"], [count(row.tokens_wasted), "number"], [count(row.tokens_saved), "number"],
       [row.engine_s.toFixed(1), "number"], [row.money.toFixed(4), "number money"],
       [row.money_wasted.toFixed(4), "number money"], [row.money_saved.toFixed(4), "number money"],
     ]);
@@ -358,7 +364,7 @@ async function money() {
 
 function heads() {
   for (const [key, title, sort] of COLUMNS) {
-    const head = element("th", sort ? undefined : title, { scope: "col", class: NUMBERS.has(key) ? "number" : "" });
+    const head = element("th", sort ? undefined : title, { scope: "col", class: kindOf(key) });
     if (sort) {
       const button = element("button", title);
       button.addEventListener("click", () => {

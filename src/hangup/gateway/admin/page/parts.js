@@ -31,6 +31,9 @@ export function shown(value) {
   return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(1) : String(value);
 }
 
+// Beginning and end of a long id, which tell it from others; an item of a batch differs at its end.
+export const short = (id) => (id.length <= 17 ? id : `${id.slice(0, 11)}…${id.slice(-5)}`);
+
 // A duration, rounded.
 export function lasting(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -54,7 +57,8 @@ export const say = (text) => {
 };
 
 // Rows are kept by key and only changed cells are touched: the focus stays where it is, and little is redrawn. A cell is its text,
-// its class and, where it can be clicked, what to do. On a phone, each cell shows its column's title.
+// its class and, where it can be clicked, what to do, and the whole text if it is shortened. On a phone, each cell shows its
+// column's title.
 export function fill(body, rows, key, cells, action) {
   const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
   const titles = [...(body.closest("table")?.tHead.rows[0].cells || [])].map((head) => head.textContent);
@@ -67,8 +71,9 @@ export function fill(body, rows, key, cells, action) {
       if (action) line.append(action(row));
     }
     old.delete(name);
-    cells(row).forEach(([text, kind], column) => {
+    cells(row).forEach(([text, kind, , whole], column) => {
       const box = line.children[column];
+      if (whole && box.title !== whole) box.title = whole;
       put(box.firstElementChild || box, text);
       const classes = `${kind || ""}${text === "–" ? " none" : ""}`.trim();
       if (box.className !== classes) box.className = classes;
