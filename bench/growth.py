@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import gc
 import hashlib
+import json
 import os
 import random
 import time
@@ -32,6 +33,7 @@ from hangup.gateway.store.ledger import LedgerStore
 
 SIZES = (1, 10, 100, 1000)
 ANSWER = call_cost.KINDS["whole"][1]
+EMBEDDING = call_cost.KINDS["passed through"][1]
 DRAWN = 4096  # requests of a case, drawn in advance
 SAMPLES = 40  # calls to each backend before the measurement: until 32 have come, each one is compared with all before it
 
@@ -118,11 +120,11 @@ class Many:
         for _ in range(calls):
             self.serve(next(self._requests))
 
-    def serve(self, request: bytes) -> None:
+    def serve(self, request: bytes, answer: list[bytes] = ANSWER) -> None:
         self.client.data_received(request)
         engine = self._asked[-1]
         self._asked.clear()
-        for read in ANSWER:
+        for read in answer:
             engine.data_received(read)
 
     def check(self) -> None:
@@ -171,11 +173,19 @@ def count(many: Many, calls: int) -> float:
 
 # Memory over many calls
 
+_HEAD = (
+    b"POST %b HTTP/1.1\r\nhost: 127.0.0.1:8080\r\nauthorization: Bearer sk-bench-%b\r\n%buser-agent: %b\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+_CHAT_AS_BYTES = (b"/v1/chat/completions", json.dumps({**CHAT, "model": "%b"}).encode())
+_EMBEDDINGS_AS_BYTES = (b"/v1/embeddings", b'{"model": "%b", "input": "hello there"}')
+
 
 async def memory(calls: int, looks: int = 10) -> list[dict[str, float]]:
     """Serve many calls with ever new names, and return the memory of this process after each tenth.
 
-    Each call has an id of its own, each tenth a model's name that never comes again, each seventh a new user-agent.
+    One in ten is a chat, the others are embeddings. One in three has an id that never comes again, one in ten such a model's
+    name, one in seven such a user-agent.
     """
     many = Many(Size(tenants=100))
     await many.gateway.backends.stop_watching()  # nobody would answer its questions
@@ -184,7 +194,7 @@ async def memory(calls: int, looks: int = 10) -> list[dict[str, float]]:
         for look in range(looks + 1):
             start, cpu = time.monotonic(), time.thread_time()
             for at in range(calls // looks if look else 20_000):  # the first tables fill before the first look
-                many.serve(_unlike_any(look, at))
+                many.serve(_unlike_any(look, at), ANSWER if at % 10 == 5 else EMBEDDING)
                 if at % 200 == 0:
                     await asyncio.sleep(0)
             gc.collect()
@@ -198,12 +208,13 @@ async def memory(calls: int, looks: int = 10) -> list[dict[str, float]]:
 
 
 def _unlike_any(look: int, at: int) -> bytes:
-    number = f"{look}-{at}"
-    model = f"model-{number}" if at % 10 == 0 else f"model-{at % 7}"
-    data = call_cost.request("/v1/chat/completions", {**CHAT, "model": model})
-    agent = f"agent-{number}" if at % 7 == 0 else "bench"
-    extra = f"authorization: Bearer {_key(at % 100)}\r\nx-request-id: id-{number}\r\nuser-agent: {agent}"
-    return data.replace(b"user-agent: bench", extra.encode(), 1)
+    number = b"%d-%d" % (look, at)
+    model = b"model-%b" % number if at % 10 == 0 else b"model-%d" % (at % 7)
+    path, body = _CHAT_AS_BYTES if at % 10 == 5 else _EMBEDDINGS_AS_BYTES
+    body %= model
+    own_id = b"x-request-id: id-%b\r\n" % number if at % 3 == 0 else b""
+    agent = b"agent-%b" % number if at % 7 == 0 else b"bench"
+    return _HEAD % (path, b"%06d" % (at % 100), own_id, agent, len(body), body)
 
 
 def rss_kb() -> int:
