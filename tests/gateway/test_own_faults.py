@@ -82,7 +82,7 @@ STEPS: list[tuple[Any, str, str, bytes]] = [
     (StreamRelay, "feed", "/v1/chat/completions", STREAM),
     (StreamRelay, "take", "/v1/chat/completions", STREAM),
     (StreamRelay, "finished", "/v1/chat/completions", STREAM),
-    (AssembleRelay, "take", "/v1/chat/completions", WHOLE),
+    (AssembleRelay, "_take_events", "/v1/chat/completions", WHOLE),
     (AssembleRelay, "finished", "/v1/chat/completions", WHOLE),
     (AssembleRelay, "settle", "/v1/chat/completions", WHOLE),
     (PassRelay, "take", "/v1/embeddings", EMBED),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -125,6 +125,18 @@ class Failure(NamedTuple):
     body: Json
 
 
+class EventFacts(NamedTuple):
+    """What a relay must know of an event."""
+
+    tokens: int  # that it carries, as far as can be seen
+    last: bool  # a stream may properly end after it
+    moved: bool  # it shows progress, even without a token
+    all_text: bool  # the text behind `text_mark` is all that it adds to an answer
+    ended: Sequence[int] = ()  # if last: the choices whose answers end with it,
+    abandoned_reason: str | None = None  # and the engine's reason if it abandoned the answer
+    failure: Failure | None = None
+
+
 def marks(*fields: str) -> tuple[bytes, ...]:
     """Return how the beginning of a text is encoded in each of these fields."""
     return tuple(f'"{field}":{space}"'.encode() for field in fields for space in ("", " "))
@@ -202,6 +214,20 @@ class Api:
     needs_history = False
     # True if the stream ends with its last event; otherwise it ends with the event [DONE].
     ends_with_last = True
+
+    def look(self, event: Json) -> EventFacts:
+        """Return what the methods below say about an event. It may raise the exceptions of a look at something that is missing
+        or of another type."""
+        tokens, last = self.weigh(event), self.is_last(event)
+        return EventFacts(
+            tokens,
+            last,
+            self.shows_progress(event),
+            bool(tokens) and self.is_all_text(event),
+            self.ended(event) if last else (),
+            self.abandoned_reason(event) if last else None,
+            self.failure(event),
+        )
 
     def weigh(self, event: Json) -> int:
         """Return how many tokens an event carries, as far as can be seen."""

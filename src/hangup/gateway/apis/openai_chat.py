@@ -7,12 +7,29 @@ from typing import Any
 import orjson
 
 from hangup.config import CallLimits
-from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks, merge, merge_choice
+from hangup.gateway.apis.base import (
+    Api,
+    Ask,
+    Assembler,
+    Caps,
+    Cut,
+    EventFacts,
+    Json,
+    Usage,
+    count_answers,
+    marks,
+    merge,
+    merge_choice,
+)
 
 DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _TOOL_CALLS_MAX = 1024
 _NO_DELTA: Json = {}
+_PLAIN = frozenset(["role", "content"])
+_NOTHING = EventFacts(0, last=False, moved=False, all_text=False)
+_TEXT_ALONE = EventFacts(1, last=False, moved=True, all_text=True)
+_TEXT_AND_MORE = EventFacts(1, last=False, moved=True, all_text=False)
 # How engines report that they were aborted or failed: vLLM and SGLang, hangup's own and others.
 _ABANDONED = ("abort", "aborted", "cancelled", "canceled", "error")
 
@@ -73,6 +90,26 @@ class OpenAIChat(OpenAIStream):
         # OpenAI cannot stream the audio formats of its whole answers (WAV, MP3).
         if not value.get("audio") and "audio" not in (value.get("modalities") or ()):
             ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
+
+    def look(self, event: Json) -> EventFacts:
+        choices = event["choices"]
+        if len(choices) != 1 or "error" in event:
+            return super().look(event)
+        choice = choices[0]
+        delta, end = choice["delta"], choice.get("finish_reason")
+        if not delta.keys() <= _PLAIN:
+            return super().look(event)
+        # The usual case, where one look answers what the methods below ask one by one.
+        text = delta.get("content")
+        if end:
+            reason = str(end) if end in _ABANDONED else None
+            return EventFacts(1 if text else 0, True, True, False, (choice.get("index") or 0,), reason)
+        if not text:
+            return _NOTHING
+        for key, value in choice.items():
+            if value is not None and key not in ("delta", "index"):
+                return _TEXT_AND_MORE
+        return _TEXT_ALONE
 
     def weigh(self, event: Json) -> int:
         return sum(map(_has_token, event.get("choices") or ()))
@@ -136,7 +173,8 @@ class ChoicesAssembler(Assembler):
 
     def add(self, event: Json) -> None:
         choices = event.pop("choices", None) or ()
-        event.pop("obfuscation", None)  # meaningless padding of stream events
+        if "obfuscation" in event:  # meaningless padding of stream events
+            del event["obfuscation"]
         if not self._answer:
             self._answer = event
         elif event.keys() != self._answer.keys() or event.get("usage"):  # otherwise the chunk only repeats these fields
@@ -185,8 +223,9 @@ class ChatAssembler(ChoicesAssembler):
         delta = choice.pop("delta", None)
         if delta:
             message = mine["message"]
-            for call in delta.pop("tool_calls", None) or ():
-                self._add_tool_call(message, call)
+            if "tool_calls" in delta:
+                for call in delta.pop("tool_calls") or ():
+                    self._add_tool_call(message, call)
             merge(message, delta)
         merge_choice(mine, choice)
 

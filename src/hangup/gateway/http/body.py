@@ -63,6 +63,8 @@ def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
             return at
         payload.append(data[start:behind])
         at = behind + 2
+        if at == end:
+            return at
 
 
 def is_whole_chunks(data: bytes) -> bool:

@@ -33,6 +33,20 @@ SSE = Format(b"\n\n", b"text/event-stream", b"data: ")
 NDJSON = Format(b"\n", b"application/x-ndjson", b"")
 
 
+_LINES = {b"%x\r" % (size + len(SSE.end)): size for size in range(1, 2048)}  # a chunk's size line, and the size of its event
+
+
+def events_in_chunks(data: bytes) -> list[bytes] | None:
+    """Return the events in whole chunks that have one event of one line each; None if anything in `data` differs from that.
+    It is an open question then, and no error."""
+    *parts, rest = data.split(b"\n")
+    count, more = divmod(len(parts), 4)
+    if rest or more or parts[3::4] != [b"\r"] * count or parts[2::4] != [b""] * count or data.count(b"\r") != 2 * count:
+        return None
+    events = parts[1::4]
+    return events if [*map(_LINES.get, parts[::4])] == [*map(len, events)] else None
+
+
 class Splitter:
     """Buffers a stream and returns its complete events."""
 

@@ -10,28 +10,25 @@ from __future__ import annotations
 from time import monotonic
 
 from hangup.core import reasons
+from hangup.core.call import ENDED
 from hangup.core.reasons import Reason
 from hangup.errors import WireError
-from hangup.gateway.apis.base import Api, Ask, Assembler, Failure, Json
-from hangup.gateway.http.body import KNOWN_SIZES, BodyDecoder, Chunked
+from hangup.gateway.apis.base import Api, Ask, Assembler, EventFacts, Failure, Json
+from hangup.gateway.http.body import KNOWN_SIZES, LAST_CHUNK, BodyDecoder, Chunked
 from hangup.gateway.http.head import ResponseHead
-from hangup.gateway.http.sse import Splitter
+from hangup.gateway.http.sse import SSE, Splitter, events_in_chunks
 from hangup.gateway.relay.base import Relay, RelaySink
 from hangup.gateway.relay.events import (
     ODD,
-    abandoned_reason,
-    ended,
-    failure_of,
     failure_text,
-    is_all_text,
-    is_last,
+    look,
     parse,
-    shows_progress,
     usage_of,
-    weigh,
 )
 from hangup.gateway.trace_attributes import note_answer
 
+_TOGETHER_MAX = 32  # events whose texts are joined at once
+_TOGETHER_BYTES_MAX = 64 * 1024  # a longer read is decoded and split
 _NEVER = b"\0never\0"  # no event begins with this, and no read ends with it
 
 
@@ -39,6 +36,7 @@ class AssembleRelay(Relay):
     __slots__ = (
         "_abandoned_reason",
         "_after",
+        "_aligned",
         "_api",
         "_ask",
         "_assembler",
@@ -52,6 +50,7 @@ class AssembleRelay(Relay):
         "_reported_tokens",
         "_run",
         "_splitter",
+        "_together_bytes_max",
         "_tokens_max",
     )
 
@@ -64,6 +63,8 @@ class AssembleRelay(Relay):
         self._assembler = assembler
         self._head = head  # of the engine's answer
         self._splitter = Splitter(api.format, sink.limits.event_bytes_max)
+        self._aligned = isinstance(decoder, Chunked)  # no chunk and no event is open
+        self._together_bytes_max = min(sink.limits.event_bytes_max, _TOGETHER_BYTES_MAX) if api.format is SSE else 0
         self._tokens_max = ask.tokens_max
         self._kept_bytes = 0  # of events and texts kept for the answer
         self._done = False  # True once the engine sent [DONE]
@@ -90,29 +91,75 @@ class AssembleRelay(Relay):
                     if self._kept_bytes > self.sink.limits.answer_bytes_max:
                         self.sink.end(reasons.ANSWER_BYTES)
                     return
+        if self._aligned and len(data) <= self._together_bytes_max and self._take_chunks(data):
+            return
         super().feed(data)
         decoder = self.decoder
-        aligned = isinstance(decoder, Chunked) and decoder.between_chunks and self._splitter.between_events
-        self._fast_end = self._after + self._api.format.end + b"\r\n" if aligned and self._after else _NEVER
+        self._aligned = isinstance(decoder, Chunked) and decoder.between_chunks and self._splitter.between_events
+        self._expect()
+
+    def _expect(self) -> None:
+        """Note how a read ends that `feed` may take at once."""
+        self._fast_end = self._after + self._api.format.end + b"\r\n" if self._aligned and self._after else _NEVER
+
+    def _take_chunks(self, data: bytes) -> bool:
+        """Take a read of whole chunks with one event each; return False if it is not such a read."""
+        is_end = data.endswith(LAST_CHUNK)
+        events = events_in_chunks(data[: -len(LAST_CHUNK)] if is_end else data)
+        if events is None:
+            return False
+        try:
+            self._take_events(events)
+            if is_end and self.call.phase is not ENDED:
+                self.decoder.feed(LAST_CHUNK)
+                self.engine_finished()
+        except Exception as error:
+            self._end_with_error(error)
+        self._expect()
+        return True
 
     def take(self, payload: bytes) -> None:
+        self._take_events(self._splitter.feed(payload))
+
+    def _take_events(self, events: list[bytes]) -> None:
         call = self.call
         self._moved = False
-        for event in self._splitter.feed(payload):
+        at, count = 0, len(events)
+        while at < count:
+            event = events[at]
             if event.startswith(self._before) and event.endswith(self._after):
-                text = event[len(self._before) : -len(self._after)]
-                if text and b'"' not in text and call.tokens_out < self._tokens_max:
-                    self._run.append(text)
-                    self._kept_bytes += len(text)
-                    call.tokens_out += 1
-                    self._moved = True
+                taken = self._take_texts(events, at)
+                if taken:
+                    at += taken
                     continue
             if event and not self._take_event(event):
                 return
+            at += 1
         if self._moved:  # comments, pings, roles and empty texts are no progress
             call.progress_at = monotonic()
         if self._kept_bytes > self.sink.limits.answer_bytes_max:
             self.sink.end(reasons.ANSWER_BYTES)
+
+    def _take_texts(self, events: list[bytes], at: int) -> int:
+        """Take the events of the run from this one on; return how many these are."""
+        before, after, behind = self._before, self._after, at + 1
+        stop = min(len(events), at + _TOGETHER_MAX)
+        while behind < stop and events[behind].startswith(before) and events[behind].endswith(after):
+            behind += 1
+        texts = [event[len(before) : -len(after)] for event in events[at:behind]]
+        text = b"".join(texts)
+        room = self._tokens_max - self.call.tokens_out
+        if b'"' in text or b"" in texts or len(texts) > room:
+            odd = next((n for n, each in enumerate(texts) if not each or b'"' in each), len(texts))
+            texts = texts[: max(min(odd, room), 0)]
+            text = b"".join(texts)
+            if not texts:
+                return 0
+        self._run.append(text)
+        self._kept_bytes += len(text)
+        self.call.tokens_out += len(texts)
+        self._moved = True
+        return len(texts)
 
     def _take_event(self, event: bytes) -> bool:
         """Parse an event; return False if it ended the answer."""
@@ -129,18 +176,16 @@ class AssembleRelay(Relay):
             if data == b"null":  # llama.cpp begins some streams with null
                 return True
             raise WireError("an event is not valid JSON")
-        failure = failure_of(api, value)
-        if failure is not None:
-            self._fail(failure)
+        facts = look(api, value)
+        if facts.failure is not None:
+            self._fail(facts.failure)
             return False
-        return self._take_value(event, value)
+        return self._take_value(event, value, facts)
 
-    def _take_value(self, event: bytes, value: Json) -> bool:
-        api, call = self._api, self.call
-        last = is_last(api, value)
-        if api.usage_mark in event:
+    def _take_value(self, event: bytes, value: Json, facts: EventFacts) -> bool:
+        call, tokens, last = self.call, facts.tokens, facts.last
+        if self._api.usage_mark in event:
             self._note_usage(value)
-        tokens = weigh(api, value)
         total = call.tokens_out + tokens
         if not last and self._reported_tokens is not None:
             total = max(total, self._reported_tokens)
@@ -152,25 +197,27 @@ class AssembleRelay(Relay):
             self.sink.first_token()
         else:
             call.tokens_out = total
-        self._moved = self._moved or tokens > 0 or shows_progress(api, value)
-        if tokens and is_all_text(api, value):
-            self._learn(event)
+        self._moved = self._moved or tokens > 0 or facts.moved
         if last:
-            self._ended.update(ended(api, value))
-            self._abandoned_reason = self._abandoned_reason or abandoned_reason(api, value)
+            self._ended.update(facts.ended)
+            self._abandoned_reason = self._abandoned_reason or facts.abandoned_reason
         self._kept_bytes += len(event)
-        self._add(value)
+        if not (facts.all_text and self._learn(event)):
+            self._add(value)
         return True
 
-    def _learn(self, event: bytes) -> None:
-        """Use the event as the pattern for those that follow."""
+    def _learn(self, event: bytes) -> bool:
+        """Begin a run with the event, whose pattern those that follow may have; return False if it has none."""
         mark = self._api.text_mark
         at = event.find(mark) if mark else -1
         if at >= 0:
             start = at + len(mark)
             end = event.find(b'"', start)
-            if event[end - 1 : end] != b"\\":
+            if end > start and event[end - 1 : end] != b"\\":
                 self._before, self._after = event[:start], event[end:]
+                self._run.append(event[start:end])
+                return True
+        return False
 
     def _end_run(self) -> None:
         event = self._before + b"".join(self._run) + self._after

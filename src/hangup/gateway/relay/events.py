@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
 from hangup.core.call import Call
-from hangup.gateway.apis.base import Api, Failure, Json, Usage
+from hangup.gateway.apis.base import Api, EventFacts, Failure, Json, Usage
 
 
 def parse(data: bytes | bytearray | None) -> Json | None:
@@ -21,9 +22,34 @@ def parse(data: bytes | bytearray | None) -> Json | None:
     return value if type(value) is dict else None
 
 
+_T = TypeVar("_T")
 _TOKENS_MAX = 1 << 40
 _FAILURE_CHARS_MAX = 500  # of an engine's error message, in the log
 ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
+
+
+def look(api: Api, event: Json) -> EventFacts:
+    """Return what a relay must know of an event; where the event is odd, as if it had nothing to say."""
+    try:
+        return api.look(event)
+    except ODD:
+        tokens, last = weigh(api, event), is_last(api, event)
+        return EventFacts(
+            tokens,
+            last,
+            _or_else(api.shows_progress, event, False),
+            bool(tokens) and _or_else(api.is_all_text, event, False),
+            _or_else(api.ended, event, []) if last else (),
+            abandoned_reason(api, event) if last else None,
+            failure_of(api, event),
+        )
+
+
+def _or_else(ask: Callable[[Json], _T], event: Json, otherwise: _T) -> _T:
+    try:
+        return ask(event)
+    except ODD:
+        return otherwise
 
 
 def weigh(api: Api, event: Json) -> int:
@@ -63,27 +89,6 @@ def note_usage(call: Call, usage: Usage) -> None:
     if type(usage.tokens_out) is int:
         call.tokens_out = usage.tokens_out
         call.tokens_exact = True
-
-
-def shows_progress(api: Api, event: Json) -> bool:
-    try:
-        return api.shows_progress(event)
-    except ODD:
-        return False
-
-
-def is_all_text(api: Api, event: Json) -> bool:
-    try:
-        return api.is_all_text(event)
-    except ODD:
-        return False
-
-
-def ended(api: Api, event: Json) -> list[int]:
-    try:
-        return api.ended(event)
-    except ODD:
-        return []
 
 
 def abandoned_reason(api: Api, event: Json) -> str | None:

@@ -44,18 +44,15 @@ from time import monotonic
 
 from hangup.core import reasons
 from hangup.errors import EventTooLarge
-from hangup.gateway.apis.base import Api, Ask, Cut, Json, Usage
+from hangup.gateway.apis.base import Api, Ask, Cut, EventFacts, Json, Usage
 from hangup.gateway.http.body import KNOWN_SIZES, BodyDecoder, Chunked, is_whole_chunks
 from hangup.gateway.relay.base import WELL, Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import (
-    abandoned_reason,
-    ended,
-    failure_of,
     failure_text,
     is_last,
+    look,
     note_usage,
     parse,
-    shows_progress,
     usage_of,
     weigh,
 )
@@ -233,32 +230,30 @@ class StreamRelay(Relay):
         self._last = value
         if self.call.trace_attributes is not None:
             note_answer(self.call, value)
-        self._moved = self._moved or shows_progress(api, value)
-        weight = weigh(api, value)
-        if weight:
+        facts = look(api, value)
+        self._moved = self._moved or facts.moved
+        if facts.tokens:
             self._learn(event)
-        total += weight
+        total += facts.tokens
         usage = usage_of(api, value)
         if usage is not None:
             self._usage = usage
             if type(usage.tokens_in) is int:
                 self.call.tokens_in = usage.tokens_in
-        failure = failure_of(api, value)
-        if failure is not None:
-            self._failed = Verdict(reasons.ENGINE_ERROR, failure_text(failure))
-        elif is_last(api, value):
-            self._note_end(value)
+        if facts.failure is not None:
+            self._failed = Verdict(reasons.ENGINE_ERROR, failure_text(facts.failure))
+        elif facts.last:
+            self._note_end(facts)
         elif usage is not None and type(usage.tokens_out) is int:
             total = max(total, usage.tokens_out)
         return total
 
-    def _note_end(self, value: Json) -> None:
-        ended_choices = ended(self._api, value)
-        self._ended.update(ended_choices)
+    def _note_end(self, facts: EventFacts) -> None:
+        self._ended.update(facts.ended)
         # An event without choices, such as the usage, is about all of them.
-        self._done = self._done or not ended_choices or len(self._ended) >= self._ask.choices
+        self._done = self._done or not facts.ended or len(self._ended) >= self._ask.choices
         self._closed = self._closed or self._api.ends_with_last
-        self._abandoned_reason = abandoned_reason(self._api, value)
+        self._abandoned_reason = facts.abandoned_reason
 
     def _exceeds_cap(self, event: bytes) -> bool:
         """Return whether an event adds to the answer, and does not just end it."""
