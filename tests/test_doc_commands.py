@@ -32,6 +32,7 @@ NOT_RUN = {  # by how the command begins, or by a part of it: why it is not run 
     "uvx ": "needs a package index; `make test-package` installs the wheel",
     "docker ": "there is no container engine here",
     "kubectl ": "there is no cluster here; `make test-package` renders and checks the files",
+    "helm ": "there is no cluster here; `make test-package` renders the chart and checks what it says",
     "vllm serve": "needs a GPU or 4 GB of packages; `make test-engines`",
     "python -m sglang": "needs a GPU",
     "llama-server ": "`make test-engines ENGINES=llamacpp`",

@@ -136,12 +136,21 @@ def render(text: str, name: str, part: str) -> str:
     return formatted(re.sub(pattern, lambda m: f"{m[1]}\n{part.strip()}\n\n{m[2]}", text, count=1, flags=re.S))
 
 
+_OF_RULES = "# Generated from deploy/prometheus/rules.yml by `make docs`.\n"
+
+
+def alert_rules() -> str:
+    """Return the alerts as a file of the Helm chart, which can read its own files only."""
+    rules = (DOCS.parent / "deploy/prometheus/rules.yml").read_text()
+    return _OF_RULES + rules[rules.index("groups:") :]
+
+
 def prometheus_rule() -> str:
     """Return the alerts as an object for the Prometheus operator."""
-    rules = (DOCS.parent / "deploy/prometheus/rules.yml").read_text()
-    body = "".join(f"  {line}" if line.strip() else line for line in rules[rules.index("groups:") :].splitlines(keepends=True))
+    lines = alert_rules().removeprefix(_OF_RULES).splitlines(keepends=True)
+    body = "".join(f"  {line}" if line.strip() else line for line in lines)
     return f"""\
-# Generated from deploy/prometheus/rules.yml by `make docs`.
+{_OF_RULES}\
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
@@ -154,6 +163,7 @@ spec:
 FILES: dict[str, Callable[[], str]] = {
     "hangup.example.toml": example,
     "hangup.schema.json": schema_text,
+    "../deploy/helm/hangup/rules.yml": alert_rules,
     "../deploy/kubernetes/components/prometheus-operator/prometheusrule.yaml": prometheus_rule,
 }
 

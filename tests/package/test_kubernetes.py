@@ -1,7 +1,8 @@
-"""deploy/kubernetes: every overlay renders, fits the schemas and itself, and its pod runs here as a kubelet runs it."""
+"""deploy/kubernetes and the Helm chart: all that they render fits the schemas and itself; a pod runs as a kubelet runs it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from tools.kustomize import TARGET as KUSTOMIZE
 
+from hangup import __version__
 from hangup.cli.main import main
 from hangup.config import LimitSettings
 from support.processes import HANGUP, Gateway, StandIn
@@ -34,6 +36,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ["base", "overlays/vllm", "overlays/production"]
+CHART = ROOT / "deploy" / "helm" / "hangup"
+HELM = Path(sys.executable).with_name("helm")  # from requirements/package.txt, where there is a wheel for this machine
+RELEASES = ["helm", "helm with everything"]
+OF_HELM = {"app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"}
 SCHEMAS = ["1.30", "1.37"]  # the oldest that has preStop.sleep on, and the newest that is published
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}  # the Prometheus operator's own kinds
 EXIT_S = LimitSettings().exit_s
@@ -48,8 +54,29 @@ def rendered(overlay: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-@pytest.fixture(params=OVERLAYS)
+def by_helm(*options: str, release: str = "hangup") -> list[dict[str, Any]]:
+    if not HELM.exists():
+        pytest.skip("no wheel of Helm for this machine")
+    command: list[str | Path] = [HELM, "template", release, CHART, "--kube-version", "1.30.0", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def with_everything() -> list[str]:
+    """Return the options that make of the chart what overlays/production is."""
+    spread = only(rendered("overlays/production"), "Deployment")["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    return [
+        *("--namespace", "hangup", "--set", "autoscaling.enabled=true,prometheusOperator.enabled=true"),
+        *("--set-json", f"topologySpreadConstraints={json.dumps(spread)}"),
+        *("--set-file", f"config={FOLDER / 'overlays/production/hangup.toml'}"),
+    ]
+
+
+@pytest.fixture(params=[*OVERLAYS, *RELEASES])
 def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    if request.param in RELEASES:
+        return by_helm(*(with_everything() if request.param == "helm with everything" else []))
     return rendered(request.param)
 
 
@@ -76,6 +103,47 @@ def test_the_schemas(version: str, objects: list[dict[str, Any]]) -> None:
     wrong = {**only(objects, "Deployment"), "spec": {"replicas": "two"}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, version, strict=True)
+
+
+def plain(value: Any) -> Any:
+    """Leave out what only Helm adds: its labels, and defaults that the chart spells out."""
+    if isinstance(value, dict):
+        added = {*OF_HELM, *(name for name in ("namespace", "imagePullPolicy") if name in value)}
+        added |= {"type"} if value.get("type") == "ClusterIP" else set()
+        return {name: plain(each) for name, each in value.items() if name not in added}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_helm_and_kustomize_say_the_same(release: str) -> None:
+    ours, options = ("base", []) if release == "helm" else ("overlays/production", with_everything())
+    by_name = {(entry["kind"], entry["metadata"]["name"]): plain(entry) for entry in rendered(ours)}
+    assert {(entry["kind"], entry["metadata"]["name"]): plain(entry) for entry in by_helm(*options)} == by_name
+
+
+def test_two_releases_do_not_meet() -> None:
+    """Another release in the same namespace: no name is the same, and no selector meets the other's pods."""
+    one, two = (
+        by_helm("--set", "prometheusOperator.enabled=true"),
+        by_helm("--set", "prometheusOperator.enabled=true", release="b"),
+    )
+    assert not {(e["kind"], e["metadata"]["name"]) for e in one} & {(e["kind"], e["metadata"]["name"]) for e in two}
+    pods = only(one, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert not only(two, "Service", "b-hangup")["spec"]["selector"].items() <= pods.items()
+    assert 'admin_names = "b-hangup-admin"' in only(two, "ConfigMap", "b-hangup")["data"]["hangup.toml"]
+
+
+@pytest.mark.parametrize("wrong", ["replica=3", "service.port=http", "networkPolicy.egressPorts={0}", "existingSecret="])
+def test_values_that_make_no_sense_are_refused(wrong: str) -> None:
+    with pytest.raises(AssertionError, match="values don't meet the specifications of the schema"):
+        by_helm("--set", wrong)
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == __version__
+    lint = subprocess.run([HELM, "lint", "--strict", CHART], capture_output=True, text=True, check=False, timeout=120)
+    assert lint.returncode == 0, lint.stdout + lint.stderr
 
 
 def test_selectors_meet_the_pods(objects: list[dict[str, Any]]) -> None:
