@@ -99,12 +99,13 @@ class TestStopRecords:
         assert book.found("b", [StopFinding(call._replace(age_s=5.0), "zombie")], now=5.0)["a"]
         assert book.open_calls(6.0)[0].age_s == 6.0
 
-    def test_backends_that_are_gone_are_forgotten(self) -> None:
+    def test_steps_on_backends_that_are_gone_are_forgotten(self) -> None:
         book = StopRecords()
-        book.add("a", [ended("k")], now=0.0)
         book.take("gpu", {})
-        book.keep_only(["other"])
-        assert len(book) == 0 and not book.steps
+        book.take("other", {})
+        book.forget_steps("gpu")
+        book.forget_steps("unknown")
+        assert book.steps == {"other": {}}
 
 
 @dataclass

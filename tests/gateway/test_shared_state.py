@@ -148,6 +148,8 @@ class SimMember:
 
     def note_output(self, *_: object) -> None: ...
 
+    def note_others(self, *_: object) -> None: ...
+
     def act(self, choice: random.Random) -> None:
         """Start and end calls, as many as are wanted and allowed."""
         if self.used > self.endless and choice.random() < 0.3:

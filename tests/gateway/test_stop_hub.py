@@ -216,3 +216,32 @@ def test_a_backend_that_a_reload_has_replaced_is_not_the_quarantined_one_for_mem
         await reaper.close()
 
     run(test)
+
+
+def test_nothing_is_kept_of_backends_that_were_removed() -> None:
+    """Addresses behind a DNS name come and go, each as a backend of its own."""
+
+    async def test() -> None:
+        whole, loop = Whole("a", "b"), asyncio.get_running_loop()
+        await settle()
+        host: Any = SimpleNamespace(load_changed=lambda backend: None)
+        reaper = Reaper(Aborts(), host, 9, whole.peers["a"])
+        for number in range(3):
+            backend = Backend(
+                BackendSettings(url="http://127.0.0.1:9", name=f"gpu-{number}"), LimitSettings(), loop, has_peers=True
+            )
+            reaper.watch(backend)
+            await settle()
+            assert await whole.peers["a"].may_take(backend.name, {"rung": "quarantined"}, [])
+            reaper._watches[backend]._apply_health_event(HealthEvent.QUARANTINED)
+            if number:  # the first one stays until another process leads, which does not know it
+                await reaper.forget(backend)
+            await settle()
+        assert whole.hub.records.steps.keys() == whole.hub._trust.keys() == {"gpu-0"}
+        whole.leave("a")
+        await settle()
+        assert whole.reapers["b"].led[-1][1].keys() == {"gpu-0"}
+        assert not whole.hub.records.steps and not whole.hub._trust
+        await reaper.close()
+
+    run(test)

@@ -131,7 +131,7 @@ class StopRecords:
             self._steps_changed.add(backend)
 
     def forget_steps(self, backend: str) -> None:
-        """Forget the steps on a backend, because a reload has replaced it."""
+        """Forget the steps on a backend, because a reload, or DNS, has replaced or removed it."""
         if self.steps.pop(backend, None) is not None:
             self._copy_whole = self._copied
 
@@ -159,9 +159,3 @@ class StopRecords:
     def _note_change(self, place: tuple[str, str]) -> None:
         if self._copied:
             self._changed[place] = None
-
-    def keep_only(self, backends: Iterable[str]) -> None:
-        """Forget backends that are no longer configured."""
-        kept = set(backends)
-        self.steps = {name: step for name, step in self.steps.items() if name in kept}
-        self._open = {place: row for place, row in self._open.items() if place[0] in kept}

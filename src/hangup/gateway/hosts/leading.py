@@ -117,6 +117,7 @@ class Leading:
         if now >= self._output_from:
             self._output_from = now + _OUTPUT_S
             self._hub.pass_on_output(self._confirmed)
+            self._hub.pass_on_calls(self._confirmed)
 
     def _take_in(self, name: str, snapshot: Snapshot, now: float, *, is_new: bool) -> None:
         members = self._hub.members
@@ -149,7 +150,7 @@ class Leading:
 
     def _note(self, name: str, snapshot: Snapshot, now: float) -> None:
         output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
-        self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output))
+        self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output, snapshot["in_engines"]))
         self._hub.note_places(name, _places(snapshot), snapshot["asks"])
         if name in self._cut_off:  # it is back, and it is known now what it holds
             self._cut_off.discard(name)
@@ -283,7 +284,7 @@ class Leading:
 
     def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
         """Note what a member must know; it gets the latest of each kind. What must not be missed goes through its line."""
-        if kind not in ("grants", "output", "considered"):
+        if kind not in ("grants", "output", "others", "considered"):
             if name == self._ports.name:
                 self._ports.tell_self(kind, fields)
             else:
@@ -297,6 +298,8 @@ class Leading:
         elif kind == "output":
             now = time.monotonic()
             order["output"] = {backend: now - at for backend, at in fields["at"].items()}
+        elif kind == "others":
+            order["others"] = fields["calls"]
         else:
             order["considered"] = fields | {"seq": self._snapshots[name]["seq"]}
         self.changed.add(name)

@@ -157,7 +157,7 @@ class StoreLink:
             await self._stop_leading()
         whole = self._whole
         calls = self._member.report_all_calls() if whole else self._member.calls()
-        snapshot = self._snapshot() | {"live": calls.live, "output": _ages(calls.output)}
+        snapshot = self._snapshot() | {"live": calls.live, "output": _ages(calls.output), "in_engines": calls.in_engines}
         self._whole = True  # unless this works
         found = await self.store.exchange(self.name, snapshot, calls, whole=whole, leads=self._leading is not None)
         self._whole = not found.has_calls
@@ -237,6 +237,8 @@ class StoreLink:
         if (output := orders.get("output")) is not None:
             now = time.monotonic()
             self._member.note_output({backend: now - age_s for backend, age_s in output.items()})
+        if (others := orders.get("others")) is not None:
+            self._member.note_others(others)
         if (considered := orders.get("considered")) is not None and considered["seq"] > self._considered:
             self._considered = considered["seq"]
             self._member.considered(considered["more_may_come"])

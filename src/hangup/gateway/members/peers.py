@@ -187,6 +187,9 @@ class MemberPeers:
             self._give_up(gateway.stopping.reaper.lead([EndedCall(*row) for row in message["calls"]], message["steps"]))
             for name, backend in gateway.backends.by_name.items():  # a new hub knows nothing of it
                 self.publish_trust(name, backend.load.health.trust.value)
+            for name in message["steps"]:
+                if not gateway.stopping.reaper.backends_named(name):  # removed before this process led
+                    self.publish_replaced(name)
 
     def _take_ended(self, gateway: Gateway, message: dict[str, Any]) -> None:
         if self.leads:
@@ -228,6 +231,8 @@ class MemberPeers:
 
     def _count(self, gateway: Gateway, name: str, fields: dict[str, Any]) -> tuple[int, ...]:
         loads = [backend.load for backend in gateway.stopping.reaper.backends_named(name)]
+        if name not in self._peaks:  # backends come and go: keep no logs of those that have gone
+            self._peaks = {known: log for known, log in self._peaks.items() if gateway.stopping.reaper.backends_named(known)}
         log = self._peaks.setdefault(name, PeakLog())
         peak = log.peak_since(fields["term"], fields["number"], fields["since"], sum(load.take_peak() for load in loads))
         calls = sum(load.in_flight - load.held for load in loads)

@@ -38,7 +38,7 @@ class Peers(Protocol):
         """Tell all how far a backend can be trusted."""
 
     def publish_replaced(self, backend: str) -> None:
-        """Tell all that a reload has replaced a backend: what was known of its engine does not count any more."""
+        """Tell all that a backend was replaced or removed: what was known of its engine does not count any more."""
 
     async def may_take(self, backend: str, step: dict[str, Any], rows: Sequence[StopFinding]) -> bool:
         """Record a step before it is taken; return False if this process leads no longer."""

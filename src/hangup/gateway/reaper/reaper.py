@@ -83,7 +83,7 @@ class Reaper:
         """Stop watching a backend that has left the configuration and has no calls any more."""
         watch = self._watches.pop(backend, None)
         if watch is not None:
-            watch.stop_judging()
+            watch.stop_judging(removed=not self.backends_named(backend.name))
             await watch.close()
 
     async def close(self, within_s: float = math.inf) -> None:

@@ -167,11 +167,14 @@ class BackendWatch:
         self._resumed = []
         self._task = TASKS.keep("reaper", self._run)
 
-    def stop_judging(self) -> None:
-        """Tell other processes that their ended calls are not judged here any more."""
+    def stop_judging(self, *, removed: bool) -> None:
+        """Tell other processes that their ended calls are not judged here any more; if the backend was removed, not replaced,
+        that nothing need be known of it."""
         for stop in self.pending_stops.held:
             if stop.member:
                 self._shared.publish(stop, StopState.UNVERIFIED)
+        if removed:
+            self._shared.publish_replaced()
 
     def found(self, row: StopFinding) -> PendingStop | None:
         """Take what another process found out about an ended call of ours; return the call if this is news."""
