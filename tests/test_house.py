@@ -84,6 +84,7 @@ ANY_AT_THE_EDGE = {  # where a value comes from outside, or a library has no typ
     "src/hangup/gateway/jobs/batches.py",  # JSON
     "src/hangup/gateway/jobs/calls.py",  # JSON
     "src/hangup/gateway/jobs/messages.py",  # JSON
+    "src/hangup/gateway/jobs/provider_sharing.py",  # values of messages
     "src/hangup/gateway/jobs/responses.py",  # JSON
     "src/hangup/gateway/members/peers.py",  # rows of messages
     "src/hangup/gateway/members/stop_hub.py",  # rows of messages

@@ -82,7 +82,6 @@ def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *option
             'shared_state = "redis://:planted@h"\nshared_state_password_command = "true"\n',
             "FILE:2:1: shared_state_password_command: the address in shared_state has a password as well",
         ),
-        (f"workers = 2\n{BACKEND}spawn = 'true'\n", "FILE:1:1: workers: each would spawn http://127.0.0.1:9"),
     ],
 )
 def test_problems_of_this_machine(tmp_path: Path, text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -406,22 +406,6 @@ def test_workers_end_with_their_supervisor() -> None:
         assert len(events(gateway, "supervisor_gone")) == 2
 
 
-UPSTREAM = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
-REFUSED = {
-    "jobs at providers": ('jobs = "provider"\n' + UPSTREAM, "follows jobs in one process"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_workers_do_not_share_is_refused(case: str, tmp_path: Path) -> None:
-    config, said = REFUSED[case]
-    path = tmp_path / "hangup.toml"
-    path.write_text(config)
-    with Process("serve", "--port", "0", "--admin-port", "0", "--workers", "2", "--config", str(path)) as process:
-        assert process.wait() == 2
-        assert said in "\n".join(process.stderr_lines)
-
-
 def test_a_port_in_use_and_a_worker_that_cannot_start_are_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -34,7 +34,6 @@ from hangup.gateway.otlp import configured_exporter
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.ledger_tables import VERSION as LEDGER_VERSION
 from hangup.gateway.store.postgresql import PostgresConnection, is_postgresql
-from hangup.gateway.workers.settings import check_for_workers, worker_count
 
 Problem = tuple[Key, str]
 _PLACEHOLDER = re.compile(r"\{[a-z_]+\}")
@@ -161,8 +160,6 @@ def _installed(package: str) -> bool:
 
 
 def _rest(settings: Settings) -> Iterator[Problem]:
-    if settings.workers != 1 and worker_count(settings) > 1:
-        yield from _refused("workers", lambda: check_for_workers(settings))
     if any(is_discovered(backend.url) for backend in settings.backend):
         yield from _refused("dns_server", lambda: NameResolver(settings.dns_server))
     if settings.backend and all(backend.models for backend in settings.backend):

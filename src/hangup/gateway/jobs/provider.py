@@ -1,7 +1,8 @@
 """Follows jobs that run at a hosted provider until they end, and cancels them when their lease expires.
 
 Each job has one task, which does what `core.provider_job` says: look, cancel, give up. All state is in memory: a restart
-forgets it, and the gateway follows a job again as soon as a client asks for it.
+forgets it, and the gateway follows a job again as soon as a client asks for it. With several workers, one follows a job, and
+another one goes on if it dies (`provider_sharing`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from hangup.config import JobLimits, ProviderLimits
 from hangup.core import reasons
@@ -64,12 +65,17 @@ class ProviderRecord:
     lease_s: float | None
     headers: Headers = field(repr=False)  # with its owner's key, if we have none; the key is dropped when the job ends
     made_here: bool = True  # we saw its creation and know its tenant; otherwise the first tenant to ask for it owns it
+    here: bool = True  # this process follows it; with several workers, another one may
     tally: ItemCounts = ItemCounts()
     model: str | None = None
     expires: float | None = None
     ended: float | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # replaced by a new event after each change
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def shared_fields(self) -> dict[str, Any]:
+        """Return what other processes know of it as well."""
+        return {name: getattr(self, name) for name in _SHARED_FIELDS}
 
     def notify_changed(self) -> None:
         self.changed.set()
@@ -83,6 +89,10 @@ class ProviderRecord:
         except TimeoutError:
             return False
         return True
+
+
+_OF_A_PROCESS = ("here", "changed", "task")
+_SHARED_FIELDS = [each.name for each in fields(ProviderRecord) if each.name not in _OF_A_PROCESS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,23 @@ class ProviderAccount:
         return cls(tenant, [(name, head.fields[name]) for name in names if name in head.fields])
 
 
+class JobSharing(Protocol):
+    """The other processes that know the same jobs (`provider_sharing`)."""
+
+    def publish(self, job: ProviderRecord) -> None:
+        """Tell all others what is known of a job that this process follows."""
+
+    def forget(self, id: str) -> None: ...
+
+    def tell_follower(self, job: ProviderRecord, event: str, *values: object) -> None:
+        """Tell the process that follows a job what was learned of it here."""
+
+    def set_listening(self, job: ProviderRecord, on: bool) -> bool:
+        """Note a listener of a job that another process follows; return False if that is this one."""
+
+    async def close(self) -> None: ...
+
+
 class Provider:
     """All jobs that the gateway follows at providers."""
 
@@ -113,6 +140,7 @@ class Provider:
         self.held_bytes = 0  # of uploads in progress
         self.not_stopped = 0  # cancelled jobs that the provider did not stop in time
         self.not_followed = 0  # jobs beyond `provider_jobs_max`
+        self.sharing: JobSharing | None = None  # with several processes
 
     # Known jobs
 
@@ -127,7 +155,58 @@ class Provider:
 
     def forget(self, job: ProviderRecord) -> None:
         """Remove a job that has ended."""
-        self._jobs.pop(job.id, None)
+        self.drop(job.id)
+        if self.sharing is not None:
+            self.sharing.forget(job.id)
+
+    # Jobs that other processes know as well
+
+    def drop(self, id: str) -> None:
+        self._jobs.pop(id, None)
+
+    def learn(self, known: dict[str, Any]) -> ProviderRecord:
+        """Take over what the process that follows a job knows of it."""
+        job = self._jobs.get(known["id"])
+        if job is None:
+            job = self._jobs[known["id"]] = ProviderRecord(**known, here=False)
+        elif not job.here:
+            for name, value in known.items():
+                setattr(job, name, value)
+            job.notify_changed()
+        return job
+
+    def adopt(self, known: dict[str, Any]) -> None:
+        """Follow a job whose process has ended. Its client may have asked there for it just now, and may listen elsewhere."""
+        job = self.learn(known)
+        if job.here:
+            return
+        now, job.here = self._loop.time(), True
+        if job.lease_s is not None:
+            job.state.lease = Lease(job.lease_s, now)
+        self._host.log_event("job_taken_over", id=job.id, kind=job.kind, tenant=job.tenant, backend=job.backend)
+        self.look_soon(job)
+
+    def leave_to_other(self, known: dict[str, Any]) -> None:
+        """Follow a job no longer, because another process did so first."""
+        job = self._jobs.get(known["id"])
+        if job is not None:
+            job.here = False
+            if job.task is not None:
+                job.task.cancel()
+            self.learn(known)
+
+    def account_of(self, job: ProviderRecord, headers: Headers | None = None) -> ProviderAccount:
+        return ProviderAccount(job.tenant, job.headers if headers is None else headers)
+
+    def look_soon(self, job: ProviderRecord) -> None:
+        job.state.look_soon(self._loop.time())
+        self._job_changed(job)
+
+    def _passed_on(self, job: ProviderRecord, event: str, *values: object) -> bool:
+        """Tell whoever follows a job, if that is another process; return whether it is."""
+        if not job.here and self.sharing is not None:
+            self.sharing.tell_follower(job, event, *values)
+        return not job.here
 
     def backend_for(self, kind: Kind | None, job: ProviderRecord | None) -> Backend | None:
         """Return the backend for a request about jobs: the job's own, else always the same, so that jobs are found again."""
@@ -187,11 +266,15 @@ class Provider:
 
     def update(self, job: ProviderRecord, answer: ProviderAnswer) -> None:
         """Update a job from an answer of the provider, whoever asked."""
+        if self._passed_on(job, "update", answer):
+            return
         job.tally, job.model, job.expires = answer.tally, answer.model or job.model, answer.expires or job.expires
         job.state.saw(answer.status, self._loop.time())
         self._job_changed(job)
 
     def mark_gone(self, job: ProviderRecord) -> None:
+        if self._passed_on(job, "gone"):
+            return
         job.state.deleted(self._loop.time())
         self._job_changed(job)
 
@@ -201,13 +284,18 @@ class Provider:
 
     def renew_lease(self, job: ProviderRecord, owner: ProviderAccount) -> None:
         """Renew the lease of a job that its owner asked for."""
+        if self._passed_on(job, "renew", owner.headers):
+            return
         if not job.state.finished:
             job.headers = owner.headers
         if job.state.lease is not None:
             job.state.lease.renew(self._loop.time())
+            self._publish(job)
 
     def set_listening(self, job: ProviderRecord, on: bool) -> None:
         """Note that a stream of the job's events begins or ends; the lease cannot expire meanwhile."""
+        if self.sharing is not None and self.sharing.set_listening(job, on):
+            return
         lease, now = job.state.lease, self._loop.time()
         if lease is not None and on:
             lease.listen()
@@ -219,6 +307,8 @@ class Provider:
 
     def note_client_cancel(self, job: ProviderRecord, owner: ProviderAccount, accepted: bool) -> None:
         """Note that the owner sent a cancel to the provider; `accepted` if the provider accepted it."""
+        if self._passed_on(job, "client_cancel", owner.headers, accepted):
+            return
         if accepted:
             job.state.cancel_taken(self._loop.time())
         else:
@@ -228,6 +318,8 @@ class Provider:
         self._job_changed(job)
 
     def cancel(self, job: ProviderRecord, cause: Cause) -> None:
+        if self._passed_on(job, "cancel", cause):
+            return
         job.state.cancel(cause, self._loop.time())
         self._job_changed(job)
 
@@ -280,9 +372,14 @@ class Provider:
             job.ended = time.time()
             self._log_end(job)
         job.notify_changed()
+        self._publish(job)
         if not state.finished and job.task is None and not self._closed:
             job.task = self._tasks.keep("provider jobs", partial(self._follow, job))
             job.task.add_done_callback(lambda _: self._follow_ended(job))
+
+    def _publish(self, job: ProviderRecord) -> None:
+        if self.sharing is not None and job.here and not self._closed:
+            self.sharing.publish(job)
 
     def _log_end(self, job: ProviderRecord) -> None:
         took = job.state.stopped_after_s
@@ -307,16 +404,21 @@ class Provider:
                         await (self._poll(job) if step is ProviderStep.LOOK else self._send_cancel(job))
                     except OutOfResources:  # this process could not ask, so a cancel counts as not attempted
                         state.look_failed(self._loop.time())
+                    self._publish(job)
                 case ProviderStep.GIVE_UP:
                     self._report_given_up(job)
+                    self._publish(job)
                 case None:
                     await job.wait_for_change(state.due_at(now))
 
     def _follow_ended(self, job: ProviderRecord) -> None:
         """Clean up after the task of a job; start it again if a cancel came in just as it ended."""
         job.task = None
+        if not job.here:
+            return
         if job.state.status.ended:  # one that we gave up on may be cancelled again, and needs its key
             job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
+            self._publish(job)
         elif not job.state.finished:
             self._job_changed(job)
 
@@ -378,8 +480,10 @@ class Provider:
 
     async def close(self) -> None:
         self._closed = True
+        if self.sharing is not None:
+            await self.sharing.close()
         remaining = sum(not job.state.finished for job in self._jobs.values())
-        if remaining:
+        if remaining and self.sharing is None:  # otherwise another process takes them over
             self._host.log_event("provider_jobs_unfinished", count=remaining)
         await self._tasks.close()
 

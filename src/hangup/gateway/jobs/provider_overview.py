@@ -74,7 +74,7 @@ class ProviderOverview:
         return {
             "jobs": Counter((job.kind, job.state.status) for job in active),
             "queued": sum(job.tally.queued for job in active),
-            "running": sum(job.tally.claimed for job in active),
+            "running": sum(job.tally.claimed for job in active if job.here),
             "ended": Counter(),  # only the provider counts how items end
             "refused": 0,
             "failing": False,

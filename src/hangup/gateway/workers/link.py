@@ -14,6 +14,7 @@ from hangup.config.load import Configuration
 from hangup.core.members import LeftCall, TokenLevel
 from hangup.core.members.pace import HURRY_S, REPORT_S, SOON_AGAIN_S, SOON_S
 from hangup.gateway.gateway import Gateway
+from hangup.gateway.jobs.provider_sharing import ProviderSharing
 from hangup.gateway.members.member import Member
 from hangup.gateway.members.peers import MemberPeers
 from hangup.gateway.workers.asgi import ask_app
@@ -46,6 +47,7 @@ class SupervisorLink:
         self._soon: asyncio.TimerHandle | None = None
         self._soon_from = 0.0  # not before this time
         self._server: LinkedServer | None = None
+        self._provider_sharing: ProviderSharing | None = None
         self.peers = MemberPeers(lambda kind, fields: channel.send(kind, **fields))
 
     def start(self, server: LinkedServer) -> None:
@@ -53,6 +55,11 @@ class SupervisorLink:
         self._server = server
         self._member = Member(server.gateway, self._report_soon)
         self.peers.start(server.gateway)
+        if server.gateway.jobs.provider is not None:
+            self._provider_sharing = ProviderSharing(
+                server.gateway.jobs.provider, lambda kind, fields: self.channel.send(kind, **fields)
+            )
+            server.gateway.jobs.provider.sharing = self._provider_sharing
         self._tasks = [TASKS.keep("supervisor", self._listen), TASKS.keep("report", self._report_for_ever)]
 
     def ready(self) -> None:
@@ -118,6 +125,8 @@ class SupervisorLink:
         assert self._server is not None
         kind = message["kind"]
         if self.peers.handle(kind, message):
+            return
+        if self._provider_sharing is not None and self._provider_sharing.handle(kind, message):
             return
         if kind == "grants":
             self._member.take_grants(message["grants"])

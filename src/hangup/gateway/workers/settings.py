@@ -1,4 +1,4 @@
-"""What workers get as their settings, and which settings cannot be used with several workers yet."""
+"""What workers get as their settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from hangup.config import Settings
 from hangup.config.check import default_name, is_discovered
 from hangup.config.load import Configuration
-from hangup.errors import ConfigError
 from hangup.gateway import ports
 from hangup.gateway.job_opener import jobs_path
 from hangup.gateway.otlp import configured_exporter
@@ -20,16 +19,6 @@ from hangup.gateway.request_policy import RequestPolicy
 def worker_count(settings: Settings) -> int:
     """Return how many workers to run; 0 in the settings means one for each core that this process may use."""
     return settings.workers or len(os.sched_getaffinity(0))
-
-
-def check_for_workers(settings: Settings) -> None:
-    """Raise if the settings name something that workers do not share yet."""
-    problems = []
-    if settings.jobs == "provider":
-        problems.append('workers: jobs = "provider" follows jobs in one process')
-    if problems:
-        hint = "\n  hint: use workers = 1; `hangup docs scale` lists what several workers do not share yet"
-        raise ConfigError([problem + (hint if "hint" not in problem else "") for problem in problems])
 
 
 def ledger_path(settings: Settings, folder: Path) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ from hangup.gateway.workers import metrics
 from hangup.gateway.workers.admin import make_whole_app
 from hangup.gateway.workers.channel import Message, packed
 from hangup.gateway.workers.engines import EngineProcesses
+from hangup.gateway.workers.followed_jobs import FollowedJobs
 from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.server import SETTLE_S
-from hangup.gateway.workers.settings import check_as_worker, check_for_workers, for_worker, ledger_path, undrained
+from hangup.gateway.workers.settings import check_as_worker, for_worker, ledger_path, undrained
 from hangup.tasks import TASKS, Tasks
 
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
@@ -52,7 +53,6 @@ class Supervisor:
         self, configuration: Configuration, load: Callable[[], Configuration], count: int, wait_for_engine: str = ""
     ) -> None:
         """`wait_for_engine` names a backend with `spawn` that must be up before clients are served."""
-        check_for_workers(configuration.settings)
         self.count = count
         self.by_slot: list[WorkerProcess | None] = [None] * count
         self.restarts = 0  # workers that were replaced because they died or hung
@@ -64,6 +64,7 @@ class Supervisor:
         self._load = load
         self._hub = Hub(self._tell_worker)
         self._members = self._hub.members
+        self._followed_jobs = FollowedJobs(self._tell_worker, self._others_than)
         self._wait_for_engine = wait_for_engine
         self._all: dict[str, WorkerProcess] = {}  # by name, with those that are leaving
         self._generations = 0
@@ -116,6 +117,8 @@ class Supervisor:
                 for worker in self._all.values():
                     worker.kill()
                 await self._wait_until(lambda: not self._all, _END_S)
+                if count := self._followed_jobs.unfinished():
+                    self._log.event("provider_jobs_unfinished", count=count)
                 await self._engines.close(max(_LATE_S, self._deadline.left(time.monotonic())))
                 await self._tasks.close()
                 self._hub.stops.close()
@@ -200,7 +203,7 @@ class Supervisor:
 
     def _handle(self, worker: WorkerProcess, message: Message) -> None:
         kind = message["kind"]
-        if self._hub.stops.handle(worker.name, kind, message):
+        if self._hub.stops.handle(worker.name, kind, message) or self._followed_jobs.handle(worker.name, kind, message):
             return
         if kind == "calls":
             new = [LeftCall(*row) for row in message["new"]]
@@ -244,6 +247,7 @@ class Supervisor:
         if worker.name in self._all:
             worker.ready = True
             self._hub.join(worker.name)
+            self._followed_jobs.joined(worker.name)
             self._log.event("worker_started", worker=worker.slot, pid=worker.process.pid)
             self._apply_changes()
 
@@ -253,6 +257,7 @@ class Supervisor:
         del self._all[worker.name]
         died = worker.process.returncode != 0
         last = self._hub.leave(worker.name, time.monotonic(), died=died)
+        self._followed_jobs.left(worker.name, self._heir())
         if died and not worker.failure:
             code, calls = worker.process.returncode, len(last.calls)
             self._log.event("worker_died", worker=worker.slot, pid=worker.process.pid, code=code, live=last.live, calls=calls)
@@ -297,6 +302,16 @@ class Supervisor:
         for worker in ready:
             worker.listen_on(sockets[worker.name])
         self._hub.ask_leader_to_stop()
+
+    def _heir(self) -> str | None:
+        """Return who follows the jobs at providers of a worker that ended: the leader, or another one if that leaves."""
+        leader = self._members.leader
+        return leader if leader in self._all and not self._all[leader].leaving else next(self._others_than(""), None)
+
+    def _others_than(self, name: str) -> Iterator[str]:
+        """Return the workers that are ready, first those that stay, but this one."""
+        ready = [worker for worker in self._all.values() if worker.ready and worker.name != name]
+        return (worker.name for worker in sorted(ready, key=lambda worker: worker.leaving))
 
     def _tell_worker(self, name: str, kind: str, fields: dict[str, Any]) -> None:
         worker = self._all.get(name)
@@ -376,7 +391,6 @@ class Supervisor:
         try:
             new = await asyncio.to_thread(self._load)
             check_reload(self.configuration.settings, new.settings)
-            check_for_workers(new.settings)
             await asyncio.to_thread(check_as_worker, with_fixed(self._at_start, new.settings))
             token = ports.admin_policy(new.settings, self._admin_host).token_sha256
         except HangupError as error:
