@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hangup.config import LimitSettings
+from hangup.core.reasons import Reason
 from hangup.gateway.apis.base import EventFacts, Json
 from hangup.gateway.apis.openai_chat import OpenAIChat
 from hangup.gateway.http.body import Chunked
@@ -76,12 +77,20 @@ EVENTS = [
 ]
 
 
+class _Ended(Side):
+    """Ends the call itself, as a call's flow does: nothing that comes later in the same read may count."""
+
+    def end(self, reason: Reason, detail: str = "") -> None:
+        super().end(reason, detail)
+        self.call.end(reason, 1.0, detail)
+
+
 def outcome(reads: Iterator[bytes], tokens_max: int, **changed: Any) -> tuple[object, ...]:
     """Return what an assembled answer comes to, from these reads."""
     api, limits = OpenAIChat(), LimitSettings(output_tokens_default=tokens_max, output_tokens_max=tokens_max)
     asked = api.read("/v1/chat/completions", {"messages": []}, limits, True)
     assert asked.assembler is not None
-    side = Side()
+    side = _Ended()
     relay = AssembleRelay(side, Chunked(), api, asked, asked.assembler, HEAD)
     for name, value in changed.items():
         setattr(relay, name, value)
@@ -130,7 +139,7 @@ VALUES = st.recursive(
 )
 CHOICE = st.dictionaries(st.sampled_from(["index", "delta", "finish_reason", "logprobs", "text", "x"]), VALUES, max_size=4)
 EVENT = st.fixed_dictionaries(
-    {}, optional={"choices": st.lists(CHOICE | VALUES, max_size=2) | VALUES, "error": VALUES, "id": VALUES}
+    {}, optional={"choices": st.lists(CHOICE | VALUES, max_size=2) | VALUES, "error": VALUES, "usage": VALUES}
 )
 
 
@@ -147,6 +156,7 @@ class _Asked(OpenAIChat):
 @example(event={"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None}]})
 @example(event={"choices": [{"delta": {"content": "a", "role": None}}]})
 @example(event={"error": "no", "choices": [{"delta": {"content": "a"}}]})
+@example(event={"choices": [], "usage": {"completion_tokens": 1}})
 def test_one_look_says_what_the_questions_say_one_by_one(event: Json) -> None:
     before = orjson.dumps(event)
     found, asked = look(OpenAIChat(), event), look(_Asked(), event)

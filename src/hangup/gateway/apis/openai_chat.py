@@ -27,6 +27,7 @@ _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _TOOL_CALLS_MAX = 1024
 _NO_DELTA: Json = {}
 _PLAIN = frozenset(["role", "content"])
+_USAGE = EventFacts(0, last=True, moved=True, all_text=False)
 _NOTHING = EventFacts(0, last=False, moved=False, all_text=False)
 _TEXT_ALONE = EventFacts(1, last=False, moved=True, all_text=True)
 _TEXT_AND_MORE = EventFacts(1, last=False, moved=True, all_text=False)
@@ -93,8 +94,10 @@ class OpenAIChat(OpenAIStream):
 
     def look(self, event: Json) -> EventFacts:
         choices = event["choices"]
-        if len(choices) != 1 or "error" in event:
+        if len(choices) > 1 or "error" in event:
             return super().look(event)
+        if not choices:
+            return _NOTHING if event.get("usage") is None else _USAGE
         choice = choices[0]
         delta, end = choice["delta"], choice.get("finish_reason")
         if not delta.keys() <= _PLAIN:
