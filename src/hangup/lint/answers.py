@@ -14,6 +14,7 @@ from collections.abc import Iterator
 _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
 _STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse"})
+_ABOUT = re.compile(r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at)$", re.I)
 _PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
 _Handler = ast.FunctionDef | ast.AsyncFunctionDef
 _Scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -28,7 +29,10 @@ def calls_outside_answer(handler: _Handler) -> set[int]:
     flows = [flow for statement in statements for flow in _flows(statement)]
     if all(_is_bare(value) for value in returned):
         return {number for _, source in flows for number in _calls(source)}
-    live = _names(*returned, *(test for s in statements if (test := _deciding(s)) is not None))
+    live = _names(
+        *(part for value in returned for part in _telling(value)),
+        *(test for s in statements if (test := _deciding(s)) is not None),
+    )
     quiet = flows
     while reaching := [flow for flow in quiet if flow[0] & live]:
         quiet = [flow for flow in quiet if not flow[0] & live]
@@ -92,6 +96,28 @@ def _asks_for_stream(test: ast.expr) -> bool:
 def _returns_stream(body: list[ast.stmt]) -> bool:
     returned = (s.value for s in body if isinstance(s, ast.Return))
     return any(isinstance(value, ast.Call) and _name(value) in _STREAMS for value in returned)
+
+
+def _telling(value: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a returned value that may hold what is generated: not its length, its beginning, its id or its link."""
+    todo = [value]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            yield node
+        elif not _is_about(node):
+            todo.extend(ast.iter_child_nodes(node))
+
+
+def _is_about(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id="len")) | ast.Subscript(slice=ast.Slice()):
+            return True
+        case ast.Attribute(attr=key) | ast.Subscript(slice=ast.Constant(value=str(key))):
+            return _ABOUT.search(key) is not None
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(key)), *_]):
+            return _ABOUT.search(key) is not None
+    return False
 
 
 def _changed(target: ast.expr) -> Iterator[str]:

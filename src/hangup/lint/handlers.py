@@ -63,8 +63,8 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         name = module.dotted(called)
         head, _, verb = name.rpartition(".")
-        if verb == "api_view":
-            return "django", ""
+        if verb == "api_view" or (verb == "action" and framework == "django"):
+            return _with_async("django", function), ""
         if not isinstance(decorator, ast.Call) or verb not in _ROUTES or not _takes_path(decorator):
             continue
         if head.partition(".")[0] in {"mock", "patch", "requests", "httpx", "respx", "responses"} or (
@@ -76,7 +76,7 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
             kind = "websocket" if kind in {"", "fastapi", "starlette"} else kind
         return (kind, "") if kind else ("", head)
     if function.class_name and function.outer is not None and not function.outer.class_name:
-        found = _method(function, bases.get(function.class_name, []))
+        found = _method(function, bases.get(function.class_name, []), framework)
         if found:
             return found, ""
     if any("web.Request" in module.dotted(p.annotation) for p in function.parameters if p.annotation is not None):
@@ -117,7 +117,7 @@ def _with_async(framework: str, function: Function) -> str:
     return f"{framework} async" if framework == "django" and function.is_async else framework
 
 
-def _method(function: Function, bases: list[str]) -> str:
+def _method(function: Function, bases: list[str], framework: str) -> str:
     """Return the framework of a class whose methods are handlers, by the names of its bases."""
     for base in bases:
         last = base.rpartition(".")[2].removesuffix("[]")
@@ -128,7 +128,9 @@ def _method(function: Function, bases: list[str]) -> str:
         if function.name not in _VERBS:
             continue
         if last in {"APIView", "GenericAPIView", "ViewSet", "ModelViewSet", "GenericViewSet"} or (
-            last == "View" and "aiohttp" not in base and "web." not in base
+            "aiohttp" not in base
+            and "web." not in base
+            and (last == "View" or (framework == "django" and last.endswith("View")))
         ):
             return _with_async("django", function)
         if last in {"MethodView", "Resource"}:

@@ -62,7 +62,11 @@ _FUNCTIONS = {
 def of(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
     """Return the bits that concern inference: never too few, as far as the linter's own vocabulary goes, often too many."""
     found = 0
-    if any(is_code(data, name) for name in words & _MAKERS) or (b"add_node" in words and "langgraph" in roots):
+    if (
+        any(is_code(data, name) for name in words & _MAKERS)
+        or (b"add_node" in words and "langgraph" in roots)
+        or (b"Agent" in words and roots & v.AGENT_PACKAGES)
+    ):
         found |= MAKES
     if _by_words(data, words, roots):
         found |= INFERENCE

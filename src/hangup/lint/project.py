@@ -43,6 +43,7 @@ class Runs:
     blocked: bool = False  # somewhere below, a coroutine is blocked: HU005's business
     may_stream: bool = False  # the caller decides
     forwards: bool = False  # only known to send a request somewhere
+    returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
 
 
 class Project:
@@ -231,7 +232,7 @@ class Project:
                 fresh,
             )
         elif call.use == "return":
-            self._set(key, replace(runs, streams=runs.may_stream), fresh)
+            self._set(key, replace(runs, streams=runs.may_stream, returned=not function.is_async), fresh)
         elif call.use != "argument":
             self._set(key, replace(runs, streams=True, blocks=False, may_stream=False), fresh)
 
@@ -264,7 +265,14 @@ class Project:
             return
         lazy = runs.streams or (runs.may_stream and call.stream == 1)
         runs_it = call.into in {"asyncio.run", "run_until_complete"}  # asyncio.run(answer())
-        here = replace(runs, streams=lazy, blocks=runs.blocks or runs_it, may_stream=runs.may_stream and call.stream == UNKNOWN)
+        waited = runs.returned and call.use in {"value", "drop", "loop"}  # who does not await it gets the answer itself
+        here = replace(
+            runs,
+            streams=lazy,
+            blocks=runs.blocks or runs_it or waited,
+            may_stream=runs.may_stream and call.stream == UNKNOWN,
+            returned=runs.returned and call.use == "return" and not function.is_async,
+        )
         known = self.by_call.get((*caller, index))
         if known is None or _rank(here) > _rank(known):
             self.by_call[(*caller, index)] = here
@@ -296,7 +304,7 @@ class Project:
         if (*key, index) in self.by_spawn:
             return
         self.by_spawn[(*key, index)] = runs
-        if spawn.kind == "executor" and spawn.handle == "await" and not runs.streams:
+        if spawn.kind in {"executor", "passed"} and spawn.handle == "await" and not runs.streams:
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
 
     # Requests

@@ -32,6 +32,8 @@ def spawn(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
     """Note what this call gives away, if it does; `last` is the last part of its name."""
     if last in _GIVING:
         _give(module, site, last, made)
+    elif site.awaited:
+        _pass(module, site, made)
     if _ends(last):
         made.cancels = True
         made.ends |= _is_ending(site.frame)
@@ -71,6 +73,14 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
             for node in ast.walk(statement):
                 if isinstance(node, ast.Call):
                     _note(module, site, made, "shield", node.func, node)
+
+
+def _pass(module: Module, site: Site, made: FunctionFacts) -> None:
+    """Note a function of this one that an awaited call is given: `await retry(ask)` runs it."""
+    names = [a for a in site.node.args[:2] if isinstance(a, ast.Name)]
+    if names and any(f.outer is site.function and f.name == a.id for a in names for f in module.functions):
+        for argument in names:
+            _note(module, site, made, "passed", argument)
 
 
 def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: ast.expr, call: ast.Call | None = None) -> None:

@@ -103,7 +103,8 @@ _BLOCKING_VERBS = frozenset(
 )
 _BLOCKING_FUNCTIONS = frozenset(
     "litellm.completion litellm.text_completion ollama.chat ollama.generate agents.Runner.run_sync replicate.run"
-    " openai.ChatCompletion.create openai.Completion.create dashscope.Generation.call mlx_lm.generate mlx_vlm.generate".split()
+    " openai.ChatCompletion.create openai.Completion.create openai.chat.completions.create openai.completions.create"
+    " openai.responses.create dashscope.Generation.call mlx_lm.generate mlx_vlm.generate".split()
 )
 _STREAM_VERBS = frozenset(
     "stream astream astream_events astream_log stream_chat astream_chat astream_complete stream_complete"
@@ -268,7 +269,7 @@ def is_made_call(made: str, verb: str) -> bool:
     last = made.rpartition(".")[2]
     if last in CHAINS or made == "hangup.chain":
         return verb in CHAIN_VERBS or verb in OWN_VERBS or verb in {"__call__", "call"}
-    if made == "hangup.agent":
+    if made == "hangup.agent" or (last == "Agent" and made.partition(".")[0] in AGENT_PACKAGES):
         return verb in AGENT_VERBS or verb in OWN_VERBS
     if last in LOCAL_MODELS:
         return verb in ENGINE_VERBS or verb in {"create_chat_completion", "create_completion", "chat"}

@@ -112,7 +112,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
         if (
             found is not None
             and not (found.forwards and not _INFERENCE.search(function.path))
-            and spawn.kind == "executor"
+            and spawn.kind in {"executor", "passed"}
             and spawn.handle == "await"
             and not found.streams
             and not spawn.stoppable
