@@ -271,3 +271,22 @@ def test_services_of_a_monorepo_are_applications_of_their_own(project: Path) -> 
     computed = COMPUTES.format(module="two.answers", base="object")
     write(project, {"services/two/two/computed.py": computed})
     assert found() == ["services/two/two/routes.py:9 HU004"]
+
+
+def test_an_agent_that_another_module_makes(project: Path) -> None:
+    shutil.rmtree(project / "app")
+    agent = "from pydantic_ai import Agent\n\nhelper = Agent('openai:gpt-4o')\n"
+    route = """
+        from fastapi import FastAPI
+        from own.agents import helper
+
+        app = FastAPI()
+
+        @app.post("/answer")
+        async def answer(text: str):
+            return (await helper.run(text)).output
+    """
+    write(project, {"own/agents.py": agent, "own/routes.py": route})
+    assert found() == ["own/routes.py:9 HU004"]
+    write(project, {"own/agents.py": agent.replace("pydantic_ai", "own.others"), "own/others.py": "class Agent:\n    pass\n"})
+    assert found() == []

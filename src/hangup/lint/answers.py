@@ -99,7 +99,7 @@ def _returns_stream(body: list[ast.stmt]) -> bool:
 
 
 def _telling(value: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a returned value that may hold what is generated: not its length, its beginning, its id or its link."""
+    """Yield the names in a returned value that may stand for what is generated: not for its length, beginning, id or link."""
     todo = [value]
     while todo:
         node = todo.pop()
