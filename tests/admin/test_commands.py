@@ -71,6 +71,13 @@ def test_backends_drain_and_undrain(pair: tuple[Gateway, StandIn]) -> None:
     assert "there is no backend nowhere" in hangup(gateway, "drain", "nowhere").stderr
 
 
+def test_a_backend_that_does_not_answer_has_its_reason() -> None:
+    with Gateway("http://127.0.0.1:9", health_interval_s=0.2) as gateway:
+        wait_until(lambda: as_json(gateway, "backends")["backends"][0]["fault"], what="the first check")
+        shown = hangup(gateway, "backends").stdout
+        assert "cannot connect" in shown and " up " not in shown
+
+
 @pytest.mark.parametrize("command", [["ps"], ["kill", "x"], ["trace", "x"], ["backends"], ["drain", "x"]])
 def test_without_a_gateway_it_says_so(command: list[str]) -> None:
     done = hangup(None, *command)

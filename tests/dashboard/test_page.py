@@ -138,6 +138,14 @@ def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browse
         page.locator("#backends td.state.serving").wait_for()
 
 
+def test_an_engine_that_never_answered_is_not_called_serving(browser: Any) -> None:
+    with Gateway("http://127.0.0.1:9", health_interval_s=0.2) as gateway, opened(browser, gateway) as page:
+        page.locator("#backends td.state.unanswered, #backends td.state.down").wait_for()
+        page.locator("#backends td.why", has_text="cannot connect").wait_for()
+        page.locator("#backends td.state.down").wait_for()
+        assert page.title() == "⚠ 1 backend out – hangup"
+
+
 def test_a_wedged_engine_is_quarantined_for_being_wedged(browser: Any) -> None:
     settings = {"release_grace_s": 30, "wedge_s": 0.5, "counters_interval_s": 0.2}
     with (

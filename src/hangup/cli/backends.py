@@ -53,7 +53,7 @@ COLUMNS = (
     Column("LIMIT", least=5, rank=2),
     Column("LADDER", rank=3, style=styles({"healthy": ""}, "red")),
     Column("ZOMBIES", right=True, style=styles({"0": ""}, "red")),
-    Column("REASON", least=10, rank=5),
+    Column("REASON", least=10, rank=1),
     Column("MODELS", least=8, rank=6),
 )
 
@@ -72,7 +72,7 @@ def rows(backends: list[dict[str, Any]]) -> list[list[str]]:
             _limit(row),
             cell_text(row["ladder"]),
             str(len(row["zombies"])),
-            cell_text(row["ladder_reason"]),
+            cell_text(row["ladder_reason"] or row["fault"]),
             _models(row["models"]),
         ]
         for row in backends

@@ -266,6 +266,7 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "limited_by": load.limited_by,
         "paused_s": round(load.health.paused_until - now, 1) if load.health.paused else None,
         "failures": load.health.failures,
+        "fault": backend.fault,
         "ladder": stands.rung if stands is not None else None,
         "ladder_reason": stands.reason if stands is not None else "",
         "ladder_s": round(now - stands.since, 1) if stands is not None and stands.since > -math.inf else None,

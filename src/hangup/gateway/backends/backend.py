@@ -63,6 +63,7 @@ class Backend:
         # A backend counts as the least capable kind until it was recognised.
         self._slots_given = bool(self.load.slots)
         self.facts_known = False  # its facts were queried
+        self.fault = ""  # of the last health check
         self.inquiries = 0  # in which it left questions about them unanswered
         self.slots = SlotPool()
         self.last_output_at = -math.inf  # when it last sent anything for a call that has ended

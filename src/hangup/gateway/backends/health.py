@@ -31,6 +31,7 @@ async def watch(
         except OutOfResources:  # nothing was learned about the backend
             await asyncio.sleep(backend.limits.health_interval_s)
             continue
+        backend.fault = fault or ""
         if fault is None:
             if backend.load.health.apply(HealthEvent.ANSWERED):
                 changed(backend, "up")

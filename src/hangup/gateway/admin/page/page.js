@@ -104,7 +104,7 @@ function glance(now) {
 
 const OUTCOMES = {
   completed: "completed", client_gone: "the client hung up", deadline: "the client's deadline passed", cap: "reached a limit", engine_failed: "the engine failed",
-  engine_refused: "the engine refused it", killed: "killed", drained: "cut by a shutdown", shed: "refused: overload", refused: "refused", zombie: "zombies, after their end",
+  engine_refused: "the engine refused it", killed: "killed, or a job's item that made room", drained: "cut by a shutdown", shed: "refused: overload", refused: "refused", zombie: "zombies, after their end",
 };
 
 function overview(now) {
@@ -150,6 +150,7 @@ function condition(row) {
   if (row.drained) return { kind: "warm", name: "drained", words: row.in_flight ? "drained by an operator, the last calls run" : "drained by an operator: gets no calls" };
   if (ladder) return { kind: "bad", name: row.ladder, words: ladder };
   if (row.state.endsWith("down")) return { kind: "bad", name: "down", words: "down: does not answer" };
+  if (row.state.endsWith("no answer yet")) return { kind: "warm", name: "unanswered", words: "no answer yet" };
   if (inDns) return { kind: "warm", name: "listed", words: inDns };
   if (row.alarm) return { kind: "bad", name: "alarm", words: "serves, but also computes for nobody" };
   if (row.paused_s !== null) return { kind: "warm", name: "paused", words: `refuses calls for ${lasting(row.paused_s)}` };
@@ -172,6 +173,7 @@ function limitWords(row) {
 function reasonWords(row) {
   const parts = [];
   if (row.ladder_reason) parts.push(`${row.ladder_reason} (for ${lasting(row.ladder_s)})`);
+  if (row.fault) parts.push(row.fault);
   if (row.alarm && row.ladder !== "healthy" && row.ladder) parts.push("computes tokens that nobody receives");
   if (row.zombies.length) parts.push(`${several(row.zombies.length, "zombie")}`);
   if (row.orphans) parts.push(`${several(row.orphans, "call")} of others`);
