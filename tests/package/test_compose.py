@@ -1,4 +1,4 @@
-"""deploy/compose: the files fit each other, and hangup accepts its settings. No image can be pulled here, so none is run."""
+"""deploy/compose: the files fit each other, and hangup accepts its settings. `make test-container` runs them."""
 
 from __future__ import annotations
 
