@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -311,6 +312,39 @@ def test_a_tenants_quota_is_one_for_all_gateways() -> None:
             close(*clients)
             engine.wait_idle()
         assert engine.stats()["running_peak"] == 4
+
+
+def test_tokens_per_minute_are_of_all_gateways_whoever_leads() -> None:
+    key = "k" * 20
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    with engine_and_store() as (engine, store), contextlib.ExitStack() as stack:
+        tenant = f'[[tenant]]\nname = "t"\ntokens_per_minute = 600\nkey_sha256 = ["{digest}"]\n'
+        config = f'shared_state = "{store.url}"\n[[backend]]\nurl = "{engine.url}"\nslots = 32\n{tenant}'
+        gateways = [stack.enter_context(Gateway(config=config)) for _ in range(2)]
+        wait_until(lambda: gateways[1].metrics()["hangup_gateways"] == 2)
+        began, served, refused = time.monotonic(), 0, [0, 0]
+        while min(refused) < 3:  # both refuse
+            for number, gateway in enumerate(gateways):
+                with Client(gateway.address) as client:
+                    client.chat({"Authorization": f"Bearer {key}"}, max_tokens=50)
+                    status = client.read_answer().status
+                assert status in (200, 429)
+                served += status == 200
+                refused[number] += status == 429
+        refilled = (time.monotonic() - began) * 600 / 60
+        assert 8 <= served <= (600 + refilled) / 50 + 3, "each gateway's own quota would be twice as much"
+        gateways[0].popen.send_signal(signal.SIGKILL)  # the leader: the next one knows what is left
+        seen(gateways[1], "gateway_died")
+        with Client(gateways[1].address) as client:
+            client.chat({"Authorization": f"Bearer {key}"}, max_tokens=50)
+            assert client.read_answer().status in (200, 429)
+            quota = (time.monotonic() - began) * 600 / 60
+        more = 0
+        for _ in range(8):
+            with Client(gateways[1].address) as client:
+                client.chat({"Authorization": f"Bearer {key}"}, max_tokens=50)
+                more += client.read_answer().status == 200
+        assert served + more <= (600 + quota) / 50 + 5
 
 
 def test_hang_ups_leave_no_place_behind() -> None:

@@ -135,6 +135,11 @@ class SimMember:
     def asks(self) -> list[str]:
         return []
 
+    def token_totals(self) -> list[Any]:
+        return []
+
+    def assume_tokens(self, share: float) -> None: ...
+
     def calls(self) -> CallsReport:
         return CallsReport([], [], self.used, {})
 

@@ -16,6 +16,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from starlette.applications import Starlette
+
 from hangup.config import ClientLimits, Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
@@ -170,10 +172,15 @@ class Server:
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
         if self._ending:
             return
-        self._admin = AdminServer(make_app(view, policy), sock.dup(), limits)  # a copy, because uvicorn closes its socket
+        self._admin = AdminServer(
+            self._admin_app(view, policy), sock.dup(), limits
+        )  # a copy, because uvicorn closes its socket
         await self._admin.run_until_stopped()
         if not self._admin.should_exit:  # nobody called `stop`
             raise RuntimeError("the admin server ended by itself")
+
+    def _admin_app(self, view: AdminView, policy: Policy) -> Starlette:
+        return make_app(view, policy)
 
     def _make_gateway(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None

@@ -80,6 +80,12 @@ class Allowance:
         self._parts, self._share = parts, 1.0
         self._outdated_at = now + _LEVEL_OUTDATED_S if parts > 1 else math.inf
 
+    def limit_to(self, share: float, now: float) -> None:
+        """Use only this share of the rate until a level comes: others charge it, too, and cannot be asked."""
+        self.remaining(now)
+        self._share = share
+        self._level = min(self._level, self.per_minute * share)
+
     def charge(self, tokens: float) -> None:
         self._level -= tokens
         self.charged += tokens

@@ -20,6 +20,7 @@ class TokensCharged(NamedTuple):
     tenant: str
     per_minute: int
     charged: float
+    level: float = 0.0  # what is left, as far as the member knows; only a new hub uses it
 
 
 class TokenLevel(NamedTuple):
@@ -48,6 +49,17 @@ class TokenBank:
             account.remaining(now)
             account.per_minute = row.per_minute
             account.charge(row.charged - known.get(row.tenant, 0.0))  # less than nothing: a call was shorter than predicted
+            known[row.tenant] = row.charged
+
+    def learn(self, member: str, rows: Iterable[TokensCharged], now: float) -> None:
+        """Note what a member had charged before this hub knew it: that is part of the level that it knows. Of several levels,
+        the lowest counts."""
+        known = self._charged.setdefault(member, {})
+        for row in rows:
+            account = self._accounts.get(row.tenant)
+            if account is None:
+                account = self._accounts[row.tenant] = Allowance(row.per_minute)
+            account.charge(max(account.remaining(now) - row.level, 0.0))
             known[row.tenant] = row.charged
 
     def leave(self, member: str) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from hangup.core.members import LeftCall, PlaceReport
+from hangup.core.members import LeftCall, PlaceReport, TokensCharged
 from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SET_ASIDE_S, HOSTS_SILENT_S
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.life import Life
@@ -81,6 +81,8 @@ class Leading:
         self._earlier_orders = heritage.orders
         self._settle_from = now + (0.0 if earlier else EMPTY_WAIT_S)
         self._output_from = now
+        self._levels_sent = 0
+        self._charging: set[str] = set()  # members whose charges are known
         self._hub = Hub(self._tell, HOSTS_SILENT_S, HOSTS_LOOK_S, save=ports.save_records)
         self.records = self._hub.stops.records
         self.records.restore(heritage.calls, heritage.steps, now)
@@ -152,6 +154,12 @@ class Leading:
         output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
         self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output, snapshot["in_engines"]))
         self._hub.note_places(name, _places(snapshot), snapshot["asks"])
+        charged = [TokensCharged(*row) for row in snapshot["tokens"]]
+        if name in self._charging:
+            self._hub.note_tokens(name, charged)
+        else:
+            self._charging.add(name)
+            self._hub.learn_tokens(name, charged)
         if name in self._cut_off:  # it is back, and it is known now what it holds
             self._cut_off.discard(name)
             self._hub.end_set_aside(name)
@@ -255,7 +263,7 @@ class Leading:
         self.gone.add(name)
         self._snapshots.pop(name, None)
         self.orders.pop(name, None)
-        for names in (self._confirmed, self._silent, self._cut_off, self._asked, self._reached):
+        for names in (self._confirmed, self._silent, self._cut_off, self._asked, self._reached, self._charging):
             names.discard(name)
         self.changed = set(self.orders)  # each must know how many there are
 
@@ -275,7 +283,13 @@ class Leading:
         """Return the orders that have changed since the last time."""
         ranks = {name: rank for rank, name in enumerate(sorted(self._snapshots))}
         written = {
-            name: self.orders[name] | {"members": self.members, "rank": ranks.get(name, 0), "most": self._hub.granted_to(name)}
+            name: self.orders[name]
+            | {
+                "members": self.members,
+                "names": list(ranks),
+                "rank": ranks.get(name, 0),
+                "most": self._hub.granted_to(name),
+            }
             for name in self.changed
             if name in self.orders
         }
@@ -284,7 +298,7 @@ class Leading:
 
     def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
         """Note what a member must know; it gets the latest of each kind. What must not be missed goes through its line."""
-        if kind not in ("grants", "output", "others", "considered"):
+        if kind not in ("grants", "output", "others", "considered", "token_levels"):
             if name == self._ports.name:
                 self._ports.tell_self(kind, fields)
             else:
@@ -300,6 +314,9 @@ class Leading:
             order["output"] = {backend: now - at for backend, at in fields["at"].items()}
         elif kind == "others":
             order["others"] = fields["calls"]
+        elif kind == "token_levels":
+            self._levels_sent += 1
+            order["tokens"] = fields | {"n": self._levels_sent}
         else:
             order["considered"] = fields | {"seq": self._snapshots[name]["seq"]}
         self.changed.add(name)

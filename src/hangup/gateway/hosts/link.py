@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from hangup.config.limits import ProcessLimits
 from hangup.core.clocks import Backoff
-from hangup.core.members import Lead, LeadWatch, equal_part, part_alone
+from hangup.core.members import Lead, LeadWatch, TokenLevel, equal_part, part_alone
 from hangup.core.members.pace import HOSTS_KEEP_S, HOSTS_LOOK_S, HOSTS_SILENT_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts import life
@@ -27,6 +27,7 @@ from hangup.gateway.hosts.leading import Leading
 from hangup.gateway.hosts.life import Life, LifePort
 from hangup.gateway.hosts.lines import HubLine
 from hangup.gateway.hosts.mail import Mail
+from hangup.gateway.hosts.questions import Questions
 from hangup.gateway.hosts.store import Exchange, SharedStateFailed, Store
 from hangup.gateway.members.member import Member
 from hangup.gateway.members.peers import MemberPeers
@@ -79,6 +80,7 @@ class StoreLink:
         self._reached_leader: str = ""  # and this one that leader
         self._asked_leader = ""
         self._considered = 0
+        self._levels_seen = (0, 0)  # term and number of the latest levels of tenants' tokens
         self._lost_at: float | None = None  # when the store was lost
         self._joined = asyncio.Event()  # has orders of a leader, or knows that there is no store
         self._wake = asyncio.Event()
@@ -89,6 +91,7 @@ class StoreLink:
         self.peers = MemberPeers(self._send_to_hub, "gateway", limits.shared_state_timeout_s, self._step_down)
         self._mail = Mail(self.store, self.name, self._deliver, self._step_down)
         self._line = HubLine(self.name, self._mail.post, self.peers.handle, self.peers.hand_in_all)
+        self.questions = Questions(self.name, self._mail.post)
         self._stepping_down = False  # this gateway must lead no longer, or begin anew
         self._saving = asyncio.Lock()
 
@@ -116,6 +119,7 @@ class StoreLink:
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._member.close()
         await self.peers.close()
+        await self.questions.close()
         if self._leading is not None and self.up:
             with contextlib.suppress(SharedStateFailed):
                 await self._write_records(self._leading)
@@ -178,6 +182,7 @@ class StoreLink:
             "reached": self._reached,
             "places": [place.row() for place in self._member.places()],
             "asks": [] if left else self._member.asks(),
+            "tokens": [tuple(row) for row in self._member.token_totals()],
         }
 
     # The store works, or not
@@ -191,6 +196,8 @@ class StoreLink:
             self._lost_at = now
         self.up = False
         self._member.assume(self._part, keep=now < self._lost_at + HOSTS_KEEP_S)
+        if not self.members:
+            self._member.assume_tokens(self._alone_share)
         if now >= self._lost_at + _ALONE_S:
             self._line.close()
             self.peers.go_alone()
@@ -231,6 +238,7 @@ class StoreLink:
         if lead is None or orders.get("term") != lead.term or lead.term < self._watch.term:
             return
         self.members, self._rank = orders["members"], orders["rank"]
+        self.questions.know(orders["names"])
         self._reached = self._reached or orders["reached"]
         grants = [(resource, allowed, number) for resource, (allowed, number) in orders["grants"].items()]
         self._member.take_grants(grants)
@@ -242,6 +250,9 @@ class StoreLink:
         if (considered := orders.get("considered")) is not None and considered["seq"] > self._considered:
             self._considered = considered["seq"]
             self._member.considered(considered["more_may_come"])
+        if (tokens := orders.get("tokens")) is not None and (lead.term, tokens["n"]) > self._levels_seen:
+            self._levels_seen = lead.term, tokens["n"]
+            self._member.take_token_levels([TokenLevel(*row) for row in tokens["levels"]], tokens["members"])
         if grants:
             self._joined.set()
         if lead.member not in (self.name, self._asked_leader) and orders["leader"]:
@@ -269,7 +280,9 @@ class StoreLink:
 
     def _deliver(self, entry: dict[str, Any]) -> None:
         """Take something from the mail."""
-        if not entry["to_leader"]:
+        if "to_leader" not in entry:
+            self.questions.receive(entry)
+        elif not entry["to_leader"]:
             self._line.receive(entry)
         elif self._leading is not None and entry["term"] == self._leading.term:
             self._leading.lines.receive(entry)

@@ -6,17 +6,22 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from starlette.applications import Starlette
+
 from hangup.config import ClientLimits, Settings
 from hangup.config.load import Configuration
 from hangup.errors import ConfigError, HangupError
 from hangup.gateway.admin.guard import Policy
+from hangup.gateway.admin.server import make_app
 from hangup.gateway.gateway import Gateway
+from hangup.gateway.hosts.admin import make_gateways_app
 from hangup.gateway.hosts.link import StoreLink
 from hangup.gateway.hosts.store import SharedStateFailed
 from hangup.gateway.server import Listener, Server
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
+from hangup.gateway.workers.asgi import HOST
 
 _JOIN_LOOK_S = 0.1
 
@@ -62,6 +67,10 @@ class SharingServer(Server):
         view.shared_state = self._link
         await super()._serve_admin(view, sock, policy, limits)
 
+    def _admin_app(self, view: AdminView, policy: Policy) -> Starlette:
+        self._link.questions.app = make_app(view, Policy.of("", "", HOST))
+        return make_gateways_app(self._link, make_app(view, policy), policy)
+
     async def _let_clients_read(self, within_s: float) -> None:
         """All calls have ended: once the engines were told, others may use what this gateway held."""
         await super()._let_clients_read(within_s)
@@ -78,12 +87,6 @@ def check_for_sharing(settings: Settings) -> None:
         f"shared_state: each gateway would spawn {backend.name or backend.url}\n  hint: start the engine yourself"
         for backend in settings.backend
         if backend.spawn
-    ]
-    problems += [
-        f"shared_state: tokens_per_minute of tenant {tenant.name} would apply to each gateway, not to all together"
-        "\n  hint: `hangup docs scale` lists what gateways share"
-        for tenant in settings.tenant
-        if tenant.tokens_per_minute
     ]
     if problems:
         raise ConfigError(problems)

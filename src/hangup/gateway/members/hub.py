@@ -82,7 +82,8 @@ class Hub:
         self.members.look(now)
         self.stops.follow_leader()
         self._send(self._places.pass_time(now))
-        self._send_token_levels(self.members.names, now)
+        if now - self._levels_sent_at >= _LEVELS_S:
+            self._send_token_levels(self.members.names, now)
 
     # Reports
 
@@ -99,6 +100,10 @@ class Hub:
         self._tokens.note(member, rows, now)
         if now - self._levels_sent_at >= _LEVELS_S:
             self._send_token_levels(self.members.names, now)
+
+    def learn_tokens(self, member: str, rows: Iterable[TokensCharged]) -> None:
+        """Note what a member had charged before this hub knew it."""
+        self._tokens.learn(member, rows, time.monotonic())
 
     def _send_token_levels(self, members: Iterable[str], now: float) -> None:
         if not len(self._tokens):

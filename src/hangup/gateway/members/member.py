@@ -76,6 +76,19 @@ class Member:
                 rows.append(TokensCharged(name, allowance.per_minute, allowance.charged))
         return rows
 
+    def token_totals(self) -> list[TokensCharged]:
+        """Say what tenants with `tokens_per_minute` were charged here so far, whether that has changed or not."""
+        now, tenants = time.monotonic(), self._gateway.placement.admission.tenants.items()
+        allowances = [(name, tenant.allowance) for name, tenant in tenants if tenant.allowance is not None]
+        return [TokensCharged(name, a.per_minute, a.charged, a.remaining(now)) for name, a in allowances]
+
+    def assume_tokens(self, share: float) -> None:
+        """Use this share of tenants' tokens, because there never was a hub to ask."""
+        now = time.monotonic()
+        for tenant in self._gateway.placement.admission.tenants.values():
+            if tenant.allowance is not None:
+                tenant.allowance.limit_to(share, now)
+
     def take_token_levels(self, levels: Iterable[TokenLevel], members: int) -> None:
         """Use what is left of tenants' tokens in all of so many members."""
         now = time.monotonic()

@@ -84,7 +84,7 @@ class WholeAdmin:
         """Return the answers' contents, or the response to send if none of them was a success."""
         answers = await self.ask_all(method, target)
         values = [orjson.loads(body) for status, body in answers if status == 200]
-        return values or _first(answers)
+        return values or first_answer(answers)
 
     def json(self, value: dict[str, Any], status: int = 200) -> Response:
         silent = self.whole.silent_slots()
@@ -133,7 +133,7 @@ class WholeAdmin:
         return values if isinstance(values, Response) else self.json(merge.calls(values, sort, page.offset, page.limit))
 
     async def kill_chosen(self, request: Request) -> Response:
-        values = await self.ask_merged("DELETE", _target(request))
+        values = await self.ask_merged("DELETE", target_of(request))
         if isinstance(values, Response):
             return values
         merged: dict[str, Any] = {}
@@ -144,10 +144,10 @@ class WholeAdmin:
 
     async def one_call(self, request: Request) -> Response:
         """Show or kill a call; the worker that has it answers, the others know no such call."""
-        return _first(await self.ask_all(request.method, _target(request)))
+        return first_answer(await self.ask_all(request.method, target_of(request)))
 
     async def ids(self, request: Request) -> Response:
-        values = await self.ask_merged("GET", _target(request))
+        values = await self.ask_merged("GET", target_of(request))
         if isinstance(values, Response):
             return values
         return self.json({"ids": list(dict.fromkeys(id for value in values for id in value["ids"]))})
@@ -159,7 +159,7 @@ class WholeAdmin:
         return self.json({"zombies": merge.latest(value["zombies"] for value in values)})
 
     async def history(self, request: Request) -> Response:
-        values = await self.ask_merged("GET", _target(request))
+        values = await self.ask_merged("GET", target_of(request))
         return values if isinstance(values, Response) else self.json(merge.history(values))
 
     async def backends(self, request: Request) -> Response:
@@ -172,7 +172,7 @@ class WholeAdmin:
         name, drained = request.path_params["name"], self.whole.drained_backends
         is_new = request.method == "PUT" and name not in drained
         (drained.add if request.method == "PUT" else drained.discard)(name)  # first: a worker may start while others are asked
-        values = await self.ask_merged(request.method, _target(request))
+        values = await self.ask_merged(request.method, target_of(request))
         if isinstance(values, Response):
             if is_new:  # no worker knows it
                 drained.discard(name)
@@ -184,22 +184,22 @@ class WholeAdmin:
         everything."""
         answers: list[Answer] = []
         for worker in self.whole.answering_workers():
-            answer = await worker.ask("GET", _target(request), _ACT_S)
+            answer = await worker.ask("GET", target_of(request), _ACT_S)
             answers += [answer] if answer is not None else []
-        return _first(answers[::-1])
+        return first_answer(answers[::-1])
 
     async def leading_worker(self, request: Request) -> Response:
         """Ask the worker that judges the engines for all."""
         worker = self.whole.leading_worker()
-        answer = await worker.ask(request.method, _target(request), _ACT_S) if worker is not None else None
-        return _first([answer] if answer is not None else [])
+        answer = await worker.ask(request.method, target_of(request), _ACT_S) if worker is not None else None
+        return first_answer([answer] if answer is not None else [])
 
     async def any_worker(self, request: Request) -> Response:
         """Ask one worker: all know the same, or one must do it for all."""
         for worker in self.whole.answering_workers():
-            answer = await worker.ask(request.method, _target(request), _ACT_S)
+            answer = await worker.ask(request.method, target_of(request), _ACT_S)
             if answer is not None:
-                return _first([answer])
+                return first_answer([answer])
         return self.json(_NO_WORKER, 503)
 
     async def overview(self, request: Request) -> Response:
@@ -237,7 +237,7 @@ def _reason(answers: list[Answer]) -> str:
     return answers[0][1].partition("\n")[0] if answers else "no worker is running"
 
 
-def _first(answers: list[Answer]) -> Response:
+def first_answer(answers: list[Answer]) -> Response:
     """Return the first success, or else the first answer that is not "there is no such thing", or else any."""
     if not answers:
         return Response(orjson.dumps(_NO_WORKER), 503, media_type="application/json")
@@ -245,7 +245,7 @@ def _first(answers: list[Answer]) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-def _target(request: Request) -> str:
+def target_of(request: Request) -> str:
     path: bytes = request.scope.get("raw_path") or request.url.path.encode()
     query: bytes = request.scope["query_string"]
     return (path.partition(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
