@@ -85,3 +85,25 @@ def test_a_member_that_left_takes_nothing_with_it_and_a_new_rate_counts() -> Non
     assert bank.levels("b", 0.0) == [TokenLevel("t", RATE - 100.0, 0.0)] and len(bank) == 1
     bank.note("b", [TokensCharged("t", 60, 10.0)], 0.0)
     assert bank.levels("b", 60.0) == [TokenLevel("t", 60.0, 10.0)]
+
+
+def test_a_new_hub_begins_with_the_lowest_level_that_is_known_and_charges_nothing_twice() -> None:
+    bank = TokenBank()
+    bank.learn("a", [TokensCharged("t", 600, 5_000.0, 300.0)], 0.0)
+    bank.learn("b", [TokensCharged("t", 600, 80.0, 250.0)], 0.0)
+    assert bank.levels("a", 0.0) == [TokenLevel("t", 250.0, 5_000.0)]
+    bank.note("a", [TokensCharged("t", 600, 5_050.0, 999.0)], 0.0)
+    assert bank.levels("b", 0.0) == [TokenLevel("t", 200.0, 80.0)]
+    bank.learn("c", [TokensCharged("t", 600, 0.0, 600.0)], 0.0)
+    assert bank.levels("c", 0.0) == [TokenLevel("t", 200.0, 0.0)], "a newcomer changes nothing"
+
+
+def test_one_that_never_reached_a_hub_uses_its_share_until_it_does() -> None:
+    allowance = Allowance(600)
+    for _ in range(3):
+        allowance.limit_to(0.5, 0.0)
+    assert allowance.remaining(0.0) == 300.0
+    allowance.charge(300.0)
+    assert allowance.remaining(60.0) == 300.0, "half of the rate"
+    allowance.set_level(500.0, allowance.charged, 2, 60.0)
+    assert allowance.remaining(60.0) == 500.0

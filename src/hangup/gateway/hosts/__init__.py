@@ -13,5 +13,6 @@ call waits for the store, nobody's clock is compared with another's, and without
 - `leading` is what the leader does besides: it also judges the engines for all (`gateway/members/stop_hub.py`).
 - `lines` carry the messages about ended calls between members and the leader, and notice if one is lost; `mail` sends them.
 - `life` tells a gateway that died from one that is cut off from the store: it asks the gateway itself.
+- `admin` answers operators for all gateways; `questions` asks the others.
 - `server` is the process.
 """
