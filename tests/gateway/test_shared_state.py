@@ -119,6 +119,8 @@ class SimMember:
     def __init__(self) -> None:
         self._allotments = Allotments()
         self.used = self.wanted = 0
+        self.output: dict[str, float] = {}  # when backends last sent anything here,
+        self.noted: list[float] = []  # and elsewhere, as often as it was told
         self.endless = 0  # calls that do not end
 
     @property
@@ -141,7 +143,7 @@ class SimMember:
     def assume_tokens(self, share: float) -> None: ...
 
     def calls(self) -> CallsReport:
-        return CallsReport([], [], self.used, {})
+        return CallsReport([], [], self.used, self.output)
 
     report_all_calls = calls
 
@@ -151,7 +153,9 @@ class SimMember:
 
     def stop_calls(self, *_: object) -> None: ...
 
-    def note_output(self, *_: object) -> None: ...
+    def note_output(self, at: dict[str, float]) -> None:
+        self.noted += at.values()
+        self.output |= {name: max(moment, self.output.get(name, moment)) for name, moment in at.items()}
 
     def note_others(self, *_: object) -> None: ...
 
@@ -285,6 +289,22 @@ def test_one_that_was_given_up_and_comes_back_exceeds_the_places_by_its_allotmen
         await world.rounds(200)
         assert world.most_over <= held
         assert sum(link._member.used for link in world.links) <= CAPACITY
+
+    with pytest.MonkeyPatch.context() as patch:
+        run(play(patch))
+
+
+def test_an_engine_that_sends_nothing_any_more_does_not_seem_to() -> None:
+    """An order is read again and again; what it says of an engine's last output gets no newer by that."""
+
+    async def play(patch: pytest.MonkeyPatch) -> None:
+        world = World(patch, 2, 1)
+        await world.rounds(60)
+        sent_at = world.clock.now
+        world.links[0]._member.output = {"engine": sent_at}
+        await world.rounds(200)
+        noted = world.links[1]._member.noted
+        assert noted and max(noted) < sent_at + 1.0
 
     with pytest.MonkeyPatch.context() as patch:
         run(play(patch))

@@ -81,7 +81,7 @@ class Leading:
         self._earlier_orders = heritage.orders
         self._settle_from = now + (0.0 if earlier else EMPTY_WAIT_S)
         self._output_from = now
-        self._levels_sent = 0
+        self._numbered = 0  # parts of orders that count only once
         self._charging: set[str] = set()  # members whose charges are known
         self._hub = Hub(self._tell, HOSTS_SILENT_S, HOSTS_LOOK_S, save=ports.save_records)
         self.records = self._hub.stops.records
@@ -118,7 +118,7 @@ class Leading:
         self._look_after_silent()
         if now >= self._output_from:
             self._output_from = now + _OUTPUT_S
-            self._hub.pass_on_output(self._confirmed)
+            self._hub.pass_on_output(self._confirmed, _OUTPUT_S)  # moments get later on the way from host to host
             self._hub.pass_on_calls(self._confirmed)
 
     def _take_in(self, name: str, snapshot: Snapshot, now: float, *, is_new: bool) -> None:
@@ -311,12 +311,13 @@ class Leading:
             order["grants"] |= {resource: (allowed, number) for resource, allowed, number in fields["grants"]}
         elif kind == "output":
             now = time.monotonic()
-            order["output"] = {backend: now - at for backend, at in fields["at"].items()}
+            self._numbered += 1
+            order["output"] = {"n": self._numbered, "ages": {backend: now - at for backend, at in fields["at"].items()}}
         elif kind == "others":
             order["others"] = fields["calls"]
         elif kind == "token_levels":
-            self._levels_sent += 1
-            order["tokens"] = fields | {"n": self._levels_sent}
+            self._numbered += 1
+            order["tokens"] = fields | {"n": self._numbered}
         else:
             order["considered"] = fields | {"seq": self._snapshots[name]["seq"]}
         self.changed.add(name)

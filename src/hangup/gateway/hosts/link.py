@@ -80,7 +80,8 @@ class StoreLink:
         self._reached_leader: str = ""  # and this one that leader
         self._asked_leader = ""
         self._considered = 0
-        self._levels_seen = (0, 0)  # term and number of the latest levels of tenants' tokens
+        self._levels_seen = (0, 0)  # term and number of the latest levels of tenants' tokens,
+        self._output_seen = (0, 0)  # and of the latest news that backends send something to others
         self._lost_at: float | None = None  # when the store was lost
         self._joined = asyncio.Event()  # has orders of a leader, or knows that there is no store
         self._wake = asyncio.Event()
@@ -242,9 +243,9 @@ class StoreLink:
         self._reached = self._reached or orders["reached"]
         grants = [(resource, allowed, number) for resource, (allowed, number) in orders["grants"].items()]
         self._member.take_grants(grants)
-        if (output := orders.get("output")) is not None:
-            now = time.monotonic()
-            self._member.note_output({backend: now - age_s for backend, age_s in output.items()})
+        if (output := orders.get("output")) is not None and (lead.term, output["n"]) > self._output_seen:
+            now, self._output_seen = time.monotonic(), (lead.term, output["n"])
+            self._member.note_output({backend: now - age_s for backend, age_s in output["ages"].items()})
         if (others := orders.get("others")) is not None:
             self._member.note_others(others)
         if (considered := orders.get("considered")) is not None and considered["seq"] > self._considered:

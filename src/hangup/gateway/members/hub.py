@@ -140,15 +140,15 @@ class Hub:
     def note_calls(self, member: str, report: CallsReport) -> None:
         self.reported(member).note(report)
 
-    def pass_on_output(self, members: Iterable[str]) -> None:
-        """Tell these members when the backends last sent anything to any of them."""
+    def pass_on_output(self, members: Iterable[str], more_than_s: float = 0.0) -> None:
+        """Tell these members when the backends last sent anything to any of them, if that is so much later than they know."""
         latest: dict[str, float] = {}
         for reported in self._reported.values():
             for backend, at in reported.last_output_at.items():
                 latest[backend] = max(at, latest.get(backend, at))
         for member in members:
             known = self.reported(member).last_output_at
-            behind = {name: at for name, at in latest.items() if at > known.get(name, -math.inf)}
+            behind = {name: at for name, at in latest.items() if at > known.get(name, -math.inf) + more_than_s}
             if behind:
                 self._tell(member, "output", {"at": behind})
 
