@@ -114,12 +114,16 @@ class ReaperAlone:
         return 0, 0.0
 
 
+class FakeBackend(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a real one can be in a set
+
+
 def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> DivergenceMonitor:
     def backend(name: str) -> Any:
         time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
         load = SimpleNamespace(time=time_of, health=BackendHealth(), held=0)
         settings = SimpleNamespace(busy_from="engine", shared=False)
-        return SimpleNamespace(name=name, load=load, settings=settings, limits=BackendLimits())
+        return FakeBackend(name=name, load=load, settings=settings, limits=BackendLimits())
 
     settings = Settings(limits=LimitSettings(counters_interval_s=0.05))
     parts: dict[str, Any] = {
