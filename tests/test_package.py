@@ -107,6 +107,7 @@ def test_commands_that_need_the_gateway_name_the_extra(clean: Path, tmp_path: Pa
         done = run(hangup, *command, cwd=tmp_path)
         assert done.returncode == 1, done.stdout
         assert f"`hangup {command[0]}` needs" in done.stderr and "pip install 'hangup[gateway]'" in done.stderr
+        assert f"uvx --from 'hangup[gateway]' hangup {command[0]}\n" in done.stderr
     done = run(hangup, "--help", cwd=tmp_path)
     assert done.returncode == 0 and "serve" in done.stdout and "lint" in done.stdout
 

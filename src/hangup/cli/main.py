@@ -161,4 +161,7 @@ def _add_parser(module: str, commands: argparse._SubParsersAction[CliParser]) ->
 
 
 def _missing(command: str, package: str, _: argparse.Namespace) -> int:
-    raise HangupError(f"`hangup {command}` needs the gateway's dependencies, but {package} is not installed\n  hint: {_EXTRA}")
+    raise HangupError(
+        f"`hangup {command}` needs the gateway's dependencies, but {package} is not installed\n"
+        f"  hint: {_EXTRA}, or without installing it: uvx --from 'hangup[gateway]' hangup {command}"
+    )
