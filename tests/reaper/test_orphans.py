@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from admin.test_commands import hangup
+from gateway.test_reload import reload
 from hangup.core.reaper import Means, Orphans
 from reaper.test_wedge_traffic import CHAT, LONG, QUICK, SHORT, SLOW, events, known, steps, stream
 from support.processes import EngineProcess, Gateway, StandIn
@@ -89,3 +90,27 @@ def test_where_nothing_can_be_done_the_command_says_so() -> None:
             assert ask(gateway.address, CHAT, SHORT).status == 200 and steps(gateway) == []
             assert hangup(gateway, "kill", "--orphans", "none").returncode != 0
             assert "cannot be combined" in hangup(gateway, "kill", "x", "--orphans", "gpu").stderr
+
+
+def test_calls_of_a_backend_that_a_reload_has_replaced_are_neither_orphans_nor_zombies(tmp_path: Path) -> None:
+    """Both backends have calls in one engine, whose figures are of both."""
+    note = tmp_path / "note"
+    with StandIn(like="sglang", slots=8, prefill_s=0.01, token_s=0.01, answer_tokens=30_000) as engine:
+        config = f'[[backend]]\nurl = "{engine.url}"\nname = "NAME"\nrestart_command = "/usr/bin/touch {note}"\n'
+        with Gateway(config=config.replace("NAME", "old"), **QUICK | {"orphans_s": 0.1, "prefill_grace_s": 0}) as gateway:
+            known(gateway)
+            old, leaves_old = stream(gateway, "old"), stream(gateway, "leaves-old")
+            reload(gateway, config.replace("NAME", "new"), "config_reloaded")
+            new, leaves_new = stream(gateway, "new"), stream(gateway, "leaves-new")
+            wait_until(lambda: len(events(gateway, "backend_found")) == 2, what="the new backend's figures")
+            leaves_old.fin()
+            leaves_new.fin()
+            for _ in range(500):  # five seconds of the engine's time
+                new.read_until(b"data:")
+                old.read_until(b"data:")
+            assert gateway.call_log("leaves-old")["release"] == gateway.call_log("leaves-new")["release"] == "verified"
+            old.fin()
+            assert gateway.call_log("old")["release"] == "verified"
+            wait_until(lambda: orphans(gateway, "new")["orphans"] == 0)
+            new.fin()
+        assert steps(gateway) == [] and not events(gateway, "orphans_found") and not note.exists()

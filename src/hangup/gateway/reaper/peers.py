@@ -1,4 +1,5 @@
-"""A backend to which several gateway processes send calls: one of them judges it for all, with what the others have there."""
+"""An engine that gets more calls than those of one backend: other gateway processes send some, and one of them judges it for
+all; or a reload has replaced its backend, whose calls may finish."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from hangup.core.admission import BackendLoad
 from hangup.core.members import EndedCall, StopFinding, Sum, Tally, WholeCount
 from hangup.core.reaper import PendingStop, StopState, Waiting
 from hangup.gateway.reaper.process import EngineOwner
@@ -51,39 +53,73 @@ class Peers(Protocol):
 
 
 class SharedBackend:
-    """One backend's part of it; without peers, a process alone."""
+    """One backend's part of it; without peers, a process alone.
 
-    def __init__(self, name: str, peers: Peers | None) -> None:
+    `other_loads` returns those of other backends of this process at the same engine.
+    """
+
+    def __init__(self, name: str, peers: Peers | None, other_loads: Callable[[], Sequence[BackendLoad]] = list) -> None:
         self._name = name
-        self._peers = peers
+        self.peers = peers
+        self._other_loads = other_loads
+        self._placed_before: dict[BackendLoad, int] = {}  # by the other backends here, before the engine was asked
         self._counts = WholeCount()
         self.alone = False  # the others cannot be reached
         self._uncounted_since: float | None = None  # since when somebody has not answered
-        self.live_calls = 0  # of the others, by the last count; at least one if somebody did not answer
+        self._live_calls = 0  # of other processes, by the last count; at least one if somebody did not answer
 
     @property
     def leads(self) -> bool:
-        return self._peers is None or self._peers.leads
+        return self.peers is None or self.peers.leads
 
     # What all have there
 
+    @property
+    def overlaps(self) -> bool:
+        """True if another backend of this process was at the engine at the last count, or is now."""
+        return bool(self._placed_before or self._other_loads())
+
+    @property
+    def in_flight_here(self) -> int:
+        """The calls of other backends of this process."""
+        return sum(load.in_flight for load in self._other_loads())
+
+    @property
+    def live_calls(self) -> int:
+        """The live calls of all others."""
+        return self._live_calls + sum(load.in_flight - load.held for load in self._other_loads())
+
     async def count_before(self) -> bool:
-        """Count what the others have, before the engine is asked; return whether there are others."""
-        if self._peers is None or self.alone:
+        """Count what the others have, before the engine is asked; return whether there are other processes."""
+        self._placed_before = {load: load.placed for load in self._other_loads()}
+        if self.peers is None or self.alone:
             return False
-        self._counts.note_before(*await self._count(self._peers))
+        self._counts.note_before(*await self._count(self.peers))
         return True
 
     async def count_after(self) -> Sum | None:
         """Count what the others have, after the engine has answered; None if its answer cannot be judged."""
-        if self._peers is None or self.alone:
-            return _NOBODY
-        total = self._counts.add_up(*await self._count(self._peers))
+        if self.peers is None or self.alone:
+            return self._with_others_here(_NOBODY)
+        total = self._counts.add_up(*await self._count(self.peers))
         if total is not None:
             self._uncounted_since = None
         elif self._uncounted_since is None:
             self._uncounted_since = time.monotonic()
-        return total
+        return self._with_others_here(total) if total is not None else None
+
+    def _with_others_here(self, total: Sum) -> Sum:
+        """Add what other backends of this process have."""
+        loads = self._other_loads()
+        if not loads:
+            return total
+        choices = sum(load.choices for load in loads)
+        return total._replace(
+            live=total.live + choices,
+            peak=total.peak + choices,
+            placed_between=total.placed_between + sum(load.placed - self._placed_before.get(load, 0) for load in loads),
+            unstarted=total.unstarted + sum(load.unstarted for load in loads),
+        )
 
     @property
     def uncounted_s(self) -> float:
@@ -95,15 +131,15 @@ class SharedBackend:
         expected, rows = await peers.ask("count", self._name, {"number": number, "since": self._counts.since})
         tallies = {member: Tally(*row) for member, row in rows.items()}
         unknown = any(member not in tallies for member in expected)
-        self.live_calls = max(sum(tally.calls for tally in tallies.values()), unknown)
+        self._live_calls = max(sum(tally.calls for tally in tallies.values()), unknown)
         return number, expected, tallies
 
     async def waiting(self, now: float) -> tuple[list[Waiting], float] | None:
         """Return the longest wait of the others' calls, and when the backend last sent anything to one of them; None if
         somebody does not answer."""
         waits, last_output_at = list[Waiting](), -math.inf
-        if self._peers is not None:
-            expected, rows = await self._peers.ask("waiting", self._name, {})
+        if self.peers is not None:
+            expected, rows = await self.peers.ask("waiting", self._name, {})
             if not all(member in rows for member in expected):
                 return None
             for waited_s, reading_s, output_s in rows.values():
@@ -115,46 +151,46 @@ class SharedBackend:
 
     async def abandon(self, why: str) -> int:
         """Take the others' calls away from the backend; return how many there were."""
-        if self._peers is None:
+        if self.peers is None:
             return 0
-        return sum((await self._peers.ask("abandon", self._name, {"why": why})).rows.values())
+        return sum((await self.peers.ask("abandon", self._name, {"why": why})).rows.values())
 
     async def restarted(self) -> None:
         """Let the others look anew at an engine that was restarted."""
-        if self._peers is not None:
-            await self._peers.ask("restarted", self._name, {})
+        if self.peers is not None:
+            await self.peers.ask("restarted", self._name, {})
 
     async def keys(self) -> set[str] | None:
         """Return the keys of the others' live calls; None if somebody does not answer."""
-        if self._peers is None:
+        if self.peers is None:
             return set()
-        expected, rows = await self._peers.ask("keys", self._name, {})
+        expected, rows = await self.peers.ask("keys", self._name, {})
         return {key for row in rows.values() for key in row} if all(member in rows for member in expected) else None
 
     # Ended calls
 
     def hand_in(self, stop: PendingStop) -> None:
-        if self._peers is not None:
-            self._peers.hand_in(self.row(stop))
+        if self.peers is not None:
+            self.peers.hand_in(self.row(stop))
 
     def publish(self, stop: PendingStop, state: StopState) -> None:
         """Tell what was found out about an ended call, whosever it was."""
-        if self._peers is not None:
-            self._peers.publish([self._found(stop, state)])
+        if self.peers is not None:
+            self.peers.publish([self._found(stop, state)])
 
     def publish_trust(self, trust: str) -> None:
-        if self._peers is not None and self._peers.leads:
-            self._peers.publish_trust(self._name, trust)
+        if self.peers is not None and self.peers.leads:
+            self.peers.publish_trust(self._name, trust)
 
     def publish_replaced(self) -> None:
-        if self._peers is not None and self._peers.leads:
-            self._peers.publish_replaced(self._name)
+        if self.peers is not None and self.peers.leads:
+            self.peers.publish_replaced(self._name)
 
     async def may_take(self, step: dict[str, Any], zombies: Iterable[PendingStop]) -> bool:
         """Record a step of the ladder before it is taken; return False if another process leads by now."""
-        if self._peers is None:
+        if self.peers is None:
             return True
-        return await self._peers.may_take(self._name, step, [self._found(stop, StopState.ZOMBIE) for stop in zombies])
+        return await self.peers.may_take(self._name, step, [self._found(stop, StopState.ZOMBIE) for stop in zombies])
 
     def _found(self, stop: PendingStop, state: StopState) -> StopFinding:
         return StopFinding(self.row(stop), state.value, stop.tokens_now)

@@ -6,14 +6,15 @@ import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from hangup.core.admission import Trust
+from hangup.core.admission import BackendLoad, Trust
 from hangup.core.members import EndedCall, StopFinding, TokenRow
 from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
-from hangup.gateway.reaper.peers import Peers
+from hangup.gateway.reaper.peers import Peers, SharedBackend
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.trouble import WatchHost
 from hangup.gateway.reaper.watch import BackendWatch
@@ -60,7 +61,8 @@ class Reaper:
         """Start to watch a backend of the configuration, or give new limits to one that is watched already."""
         watch = self._watches.get(backend)
         if watch is None:
-            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.stats, self._peers)
+            shared = SharedBackend(backend.name, self._peers, partial(self._other_loads, backend))
+            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.stats, shared)
         else:
             watch.take_limits()
 
@@ -176,8 +178,13 @@ class Reaper:
         return watch.pending_stops.of_others() if watch is not None else []
 
     def backends_named(self, name: str) -> list[Backend]:
-        """Return the backends of this name: after a reload there may be two, of which one has only old calls."""
-        return [backend for backend in self._watches if backend.name == name]
+        """Return the backends of this name, and others at the same engine: after a reload one may be left with old calls."""
+        addresses = {backend.pool.address for backend in self._watches if backend.name == name}
+        return [backend for backend in self._watches if backend.pool.address in addresses]
+
+    def _other_loads(self, backend: Backend) -> list[BackendLoad]:
+        """Return the loads of other backends at the same engine."""
+        return [other.load for other in self._watches if other is not backend and other.pool.address == backend.pool.address]
 
     def _by_name(self) -> dict[str, BackendWatch]:
         """Return the watches by the names of their backends; after a reload two may have the same, and the later one counts."""

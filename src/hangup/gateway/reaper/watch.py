@@ -34,7 +34,7 @@ from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
 from hangup.gateway.reaper import renewal
 from hangup.gateway.reaper.due_timer import DueTimer
-from hangup.gateway.reaper.peers import Peers, SharedBackend, stop_of
+from hangup.gateway.reaper.peers import SharedBackend, stop_of
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.trouble import EngineTrouble, WatchHost
 from hangup.tasks import TASKS, in_slices
@@ -49,7 +49,7 @@ _UNCOUNTED_S = 15.0  # if another process does not say for this long what it has
 
 class BackendWatch:
     def __init__(
-        self, backend: Backend, aborts: Aborts, host: WatchHost, stats: ReaperStats, peers: Peers | None = None
+        self, backend: Backend, aborts: Aborts, host: WatchHost, stats: ReaperStats, shared: SharedBackend | None = None
     ) -> None:
         self.backend = backend
         self.ladder = Ladder(renewal.ladder_terms(backend))
@@ -58,7 +58,7 @@ class BackendWatch:
         self._aborts = aborts
         self._host = host
         self._stats = stats
-        self._shared = SharedBackend(backend.name, peers)
+        self._shared = shared or SharedBackend(backend.name, None)
         self._given = GivenStops()  # while another process judges the backend
         self._resumed: list[LadderStep] = []  # steps of the process that judged it before, to be finished
         self._adapter: EngineAdapter | None = None
@@ -72,7 +72,7 @@ class BackendWatch:
         self._aborted_at = 0.0
         self._wake = asyncio.Event()
         self._due = DueTimer(self._grace_over)  # the end of the next grace period
-        self._spawned = renewal.owner_of_engine(backend, peers, self._log_event)
+        self._spawned = renewal.owner_of_engine(backend, self._shared.peers, self._log_event)
         self._task = TASKS.keep("reaper", self._run)
         self._shared.publish_replaced()
 
@@ -234,7 +234,7 @@ class BackendWatch:
     async def _pause(self) -> None:
         """Wait until there is something to check and the engine may be queried again."""
         idle = not self._resumed and not self.pending_stops.held and self.ladder.rung is Rung.HEALTHY
-        if idle and not self.backend.slots.in_doubt:
+        if idle and not self.backend.slots.in_doubt and not (self._reports_status and self._shared.overlaps):
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
@@ -272,8 +272,7 @@ class BackendWatch:
             await self._release(self.pending_stops.take_expired(asked_at), StopState.UNVERIFIED)
         if self._shared.alone:
             return
-        now = time.monotonic()
-        load = self.backend.load
+        now, load = time.monotonic(), self.backend.load
         still_s = await self._trouble.still_s(None if self._unanswered else self.status, now)
         trouble = self._trouble.text(now, still_s, self.ladder, self._answered_at, unanswered=self._unanswered)
         live = load.in_flight - load.held + self._shared.live_calls
@@ -338,6 +337,8 @@ class BackendWatch:
         if backend.adapter.counts_steps:
             unseen = max(unseen, load.unstarted + others.unstarted)
         live, peak = load.choices + others.live, load.take_peak() + others.peak
+        if self._shared.overlaps:  # calls that end at the other backend may still be in the engine's figures
+            pending.doubt(now)
         stopped = pending.observe(status, asked_at, now, live, peak, unseen=unseen, pinned=pinned)
         await self._release(stopped, StopState.VERIFIED)
         await self._release(pending.take_expired(now), StopState.UNVERIFIED)
@@ -358,9 +359,8 @@ class BackendWatch:
 
     def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
         """Subtract foreign work from the backend's room, and follow a restarted engine that has another number of slots."""
-        backend = self.backend
-        load, pool = backend.load, backend.slots
-        occupied = self.pending_stops.orphans if self._judged else 0
+        backend, load, pool = self.backend, self.backend.load, self.backend.slots
+        occupied = max(self.pending_stops.orphans if self._judged else 0, self._shared.in_flight_here)
         if status.slots is not None and pool.count:
             if len(status.slots) != pool.count:
                 pool.resize(len(status.slots))
