@@ -365,7 +365,7 @@ def test_a_store_that_opens_after_nobody_waits_for_it_is_closed(monkeypatch: pyt
     begun, may_open, closed = threading.Event(), threading.Event(), list[str]()
 
     class Store:
-        def __init__(self, path: str, _: int) -> None:
+        def __init__(self, path: str, *_: object) -> None:
             self.path = path
             begun.set()
             assert may_open.wait(60)
@@ -376,7 +376,8 @@ def test_a_store_that_opens_after_nobody_waits_for_it_is_closed(monkeypatch: pyt
     monkeypatch.setattr(job_opener, "JobStore", Store)
 
     async def main() -> None:
-        opening = asyncio.create_task(object.__new__(job_opener.JobOpener)._opened("jobs.sqlite", 4096))
+        opener = job_opener.JobOpener(cast(Any, None), str)
+        opening = asyncio.create_task(opener._opened("jobs.sqlite", 4096))
         await soon(begun.is_set)
         opening.cancel()
         await asyncio.sleep(0)
