@@ -205,6 +205,7 @@ def test_a_worker_that_starts_after_a_reload_differs_from_the_others_in_nothing_
         supervisor = Supervisor(Configuration(old, {}), lambda: Configuration(new, {}), 2)
         supervisor._folder, supervisor._port, supervisor._sockets, supervisor._admin_host = tmp_path, 1, [], "127.0.0.1"
         supervisor._policy, supervisor._follow = Policy(), follow  # type: ignore[method-assign]
+        supervisor._engines = SimpleNamespace(use=lambda backends, stop_s: None)  # type: ignore[assignment]
         await supervisor._start(0)
         await supervisor._reload()
         await supervisor._start(1)
