@@ -71,16 +71,18 @@ def never_too_many(engine: StandIn, most: int = SLOTS) -> None:
 class Load:
     """Threads that call all the time, and note every answer that is not a 200."""
 
-    def __init__(self, gateways: list[Gateway], threads: int = 3) -> None:
+    def __init__(self, gateways: list[Gateway], threads: int = 3, key: str = "", tokens: int = 5) -> None:
         self.good, self.bad = 0, list[str]()
+        self._headers, self._tokens = ({"Authorization": f"Bearer {key}"} if key else {}), tokens
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(gateway,)) for gateway in gateways for _ in range(threads)]
+        targets = [gateway for gateway in gateways for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._run, args=(target,), daemon=True) for target in targets]
 
     def _run(self, gateway: Gateway) -> None:
         while not self._over.is_set():
             try:
                 with Client(gateway.address) as client:
-                    client.chat(max_tokens=5)
+                    client.chat(self._headers, max_tokens=self._tokens)
                     status = client.read_answer().status
                 self.good += status == 200
                 if status != 200:
@@ -345,6 +347,30 @@ def test_tokens_per_minute_are_of_all_gateways_whoever_leads() -> None:
                 client.chat({"Authorization": f"Bearer {key}"}, max_tokens=50)
                 more += client.read_answer().status == 200
         assert served + more <= (600 + quota) / 50 + 5
+
+
+def test_tenants_get_their_shares_of_the_whole_wherever_their_calls_are() -> None:
+    """One gateway has the calls of one tenant, the other those of another with three times its weight."""
+    keys = {"small": "s" * 20, "large": "l" * 20}
+    tenants = "".join(
+        f'[[tenant]]\nname = "{name}"\nweight = {3 if name == "large" else 1}\n'
+        f'key_sha256 = ["{hashlib.sha256(key.encode()).hexdigest()}"]\n'
+        for name, key in keys.items()
+    )
+    with engine_and_store(token_s=0.02) as (engine, store), contextlib.ExitStack() as stack:
+        config = f'shared_state = "{store.url}"\n[[backend]]\nurl = "{engine.url}"\nslots = {SLOTS}\n{tenants}'
+        gateways = [stack.enter_context(Gateway(config=config)) for _ in range(2)]
+        wait_until(lambda: all(g.metrics()["hangup_gateways"] == 2 for g in gateways))
+        loads = [
+            stack.enter_context(Load([gateway], threads=2 * SLOTS, key=key, tokens=10))
+            for gateway, key in zip(gateways, keys.values(), strict=True)
+        ]
+        before = [load.good for load in loads]
+        wait_until(lambda: sum(load.good for load in loads) >= sum(before) + 300, what="300 calls")
+        small, large = (load.good - was for load, was in zip(loads, before, strict=True))
+        assert 2 <= large / small <= 4.5, "each gateway would use half of the slots"
+        assert not loads[0].bad and not loads[1].bad
+        never_too_many(engine)
 
 
 def test_hang_ups_leave_no_place_behind() -> None:

@@ -140,6 +140,9 @@ class SimMember:
     def token_totals(self) -> list[Any]:
         return []
 
+    def tenants(self) -> list[Any]:
+        return []
+
     def assume_tokens(self, share: float) -> None: ...
 
     def calls(self) -> CallsReport:

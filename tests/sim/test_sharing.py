@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangup.config import Settings, TenantSettings
-from hangup.core.members import PlaceReport
+from hangup.core.members import PlaceReport, TenantUse
 from hangup.sim import traces, world
 from hangup.sim.clients import People, SimClient
 from hangup.sim.engine import EngineModel, SimEngine
@@ -116,7 +116,7 @@ def test_whatever_is_lost_or_dies_no_place_is_granted_twice(
     beyond: list[int] = []
 
     class Watched(SimHub):
-        def noted(self, message: tuple[str, list[PlaceReport], list[str]], turn: int) -> None:
+        def noted(self, message: tuple[str, list[PlaceReport], list[str], list[TenantUse]], turn: int) -> None:
             super().noted(message, turn)
             self.check()
 

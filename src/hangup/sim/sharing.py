@@ -17,8 +17,11 @@ from hangup.core.members import (
     PlaceAllocator,
     PlaceReport,
     QuotaShares,
+    ServedElsewhere,
+    TenantUse,
     backend_places,
     needs_places,
+    tenant_uses,
 )
 from hangup.core.members.pace import (
     DEAD_HOLD_S,
@@ -105,9 +108,9 @@ class SimHub:
         self._members.join(name)
         return name
 
-    def noted(self, message: tuple[str, list[PlaceReport], list[str]], _: int) -> None:
+    def noted(self, message: tuple[str, list[PlaceReport], list[str], list[TenantUse]], _: int) -> None:
         """Note what a gateway reports. One that was given up and speaks again is a member as before."""
-        name, places, asks = message
+        name, places, asks, tenants = message
         if name not in self._gateways:
             speaker = next((gateway for gateway in self._all if gateway.name == name), None)
             if speaker is None or not speaker.alive:
@@ -115,6 +118,7 @@ class SimHub:
             self._gateways[name] = speaker
             self._members.join(name)
         self._members.note_message(name)
+        self._places.note_tenants(name, tenants)
         self._tell(self._places.report(name, places))
         if asks:
             more = {resource: self._places.expects_more(resource) for resource in asks}
@@ -128,6 +132,9 @@ class SimHub:
             for name in [name for name in self._gateways if self._members.is_silent(name)]:
                 self._left(name, 0)
         self._tell(self._places.pass_time(now))
+        for name, gateway in self._gateways.items():
+            if served := self._places.tenants.served_by_others(name):
+                self.send(gateway.note_served, served)
         self._people.tally.freed_s += [now - died_at for until, died_at in self._taken_until if until <= now]
         self._taken_until = [entry for entry in self._taken_until if entry[0] > now]
         for at, engine in enumerate(self._engines):
@@ -202,6 +209,7 @@ class SharedGateway(HangupGateway):
         self._quotas: QuotaShares[SimClient] = QuotaShares(
             self.admission, self._allotments, lambda ticket: ticket.key.place is not ticket
         )
+        self._served_elsewhere = ServedElsewhere()
         self._soon = False
         self._soon_from = 0.0
         self.name = self._hub.join(self)
@@ -271,7 +279,7 @@ class SharedGateway(HangupGateway):
         self._soon = False
         rows = backend_places(self.admission, self._allotments) + self._quotas.reports(self._clock.now)
         self._allotments.keep_only(row.resource for row in rows)
-        self._hub.send(self._hub.noted, (self.name, rows, self._quotas.asked_for()))
+        self._hub.send(self._hub.noted, (self.name, rows, self._quotas.asked_for(), tenant_uses(self.admission)))
 
     # What the hub says
 
@@ -294,6 +302,10 @@ class SharedGateway(HangupGateway):
         if self.alive:
             for ticket, tenant in self._quotas.considered(more_may_come):
                 self._decide(ticket, tenant)
+
+    def note_served(self, by_others: dict[str, float], _: int) -> None:
+        if self.alive:
+            self._served_elsewhere.note(self.admission, by_others)
 
     # Death
 

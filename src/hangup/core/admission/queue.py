@@ -23,6 +23,7 @@ from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import K, Ticket
 
 _PATIENCE_SHARE = 0.25  # of a client's patience: for that long, calls go in order
+_AHEAD_MAX = 50_000.0  # tokens by weight: what other processes served puts a tenant this far behind its turn at most
 
 
 class _Lane(Generic[K]):
@@ -200,7 +201,19 @@ class Queue(Generic[K]):
 
     def charge(self, tenant: Tenant[Ticket[K]], tokens: float) -> None:
         """Charge a tenant for tokens; a negative number corrects an earlier charge."""
-        tenant.served += tokens / tenant.terms.weight
+        weighted = tokens / tenant.terms.weight
+        tenant.served += weighted
+        tenant.served_here += weighted
+        if tenant.line.count:
+            self._enter(self._lanes[tenant.terms.band], tenant)
+
+    def charge_for_others(self, tenant: Tenant[Ticket[K]], weighted: float) -> None:
+        """Charge a tenant for what another process served it, in tokens by weight. While calls wait here, that puts it behind
+        others, but never so far that it would wait for ever."""
+        most = max(tenant.served, self._floor + _AHEAD_MAX)
+        if not self.count:
+            self.note_start(tenant)
+        tenant.served = min(tenant.served + weighted, most)
         if tenant.line.count:
             self._enter(self._lanes[tenant.terms.band], tenant)
 

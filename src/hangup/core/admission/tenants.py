@@ -110,6 +110,7 @@ class Tenant(Generic[Q]):
         "patience_s",
         "retries",
         "served",
+        "served_here",
         "terms",
         "version",
         "waiting",
@@ -118,7 +119,8 @@ class Tenant(Generic[Q]):
     def __init__(self, name: str, terms: TenantTerms) -> None:
         self.name = name
         self.line: TenantQueue[Q] = TenantQueue()  # waiting calls
-        self.served = 0.0  # weighted tokens: the virtual counter that decides who is next
+        self.served = 0.0  # weighted tokens: the virtual counter that decides who is next,
+        self.served_here = 0.0  # and the part of it that this process has served, since its start
         self.waiting = 0  # queued, or set aside
         self.in_flight = 0
         self.allotted = NO_LIMIT  # of its `concurrency_max`, what this process may use: others serve the tenant as well

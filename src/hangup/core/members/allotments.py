@@ -17,10 +17,13 @@ more until enough was returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hangup.core.members.shares import fair_shares
+from hangup.core.members.shares import fair_shares, whole_places
+from hangup.core.members.tenant_book import TenantBook, TenantUse
+
+QUOTA_PREFIX = "tenant "  # of the name of a resource that is a tenant's quota; names of backends have no spaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ class _Resource:
     holders: dict[str, _Holder] = field(default_factory=dict)
     of_dead: list[tuple[float, int]] = field(default_factory=list)  # until when the places of a dead member stay taken
     turns: int = 0
+    for_tenants: tuple[int, dict[str, float] | None] | None = None  # of so many places, what each member should have for them
 
     @property
     def capacity(self) -> int:
@@ -129,6 +133,7 @@ class PlaceAllocator:
         self._dead_hold_s = dead_hold_s  # how long engines may take to notice that a member has died
         self._resources: dict[str, _Resource] = {}
         self._cut_off: dict[str, int] = {}  # members that will use one of so many parts, without asking
+        self.tenants = TenantBook()
 
     def report(self, member: str, reports: Iterable[PlaceReport]) -> list[Grant]:
         """Note all that a member holds, and share what is free; what it does not mention it no longer uses."""
@@ -140,6 +145,10 @@ class PlaceAllocator:
             for row in rows
             if row.resource not in new and self._missed(member, row.resource)
         ]
+
+    def note_tenants(self, member: str, uses: Iterable[TenantUse]) -> None:
+        """Note which tenants use a member's places, and would; `pass_time` shares accordingly."""
+        self.tenants.note(member, uses)
 
     def share(self) -> list[Grant]:
         """Share what is free of all resources, once a new hub knows everybody."""
@@ -162,6 +171,7 @@ class PlaceAllocator:
         much as it used by its last report: calls that were cut short."""
         mine = self._resources_of(member)
         self._cut_off.pop(member, None)
+        self.tenants.leave(member)
         for name in mine:
             resource = self._resources[name]
             holder = resource.holders.pop(member)
@@ -184,8 +194,13 @@ class PlaceAllocator:
         return [name for name, resource in self._resources.items() if member in resource.holders]
 
     def pass_time(self, now: float) -> list[Grant]:
-        """Free the places of members that died long enough ago."""
+        """Free the places of members that died long enough ago, and follow what tenants need. Call this regularly."""
         changed = []
+        if self.tenants.changed:
+            self.tenants.changed = False
+            for resource in self._resources.values():
+                resource.for_tenants = None
+            changed = [name for name, resource in self._resources.items() if _is_short(resource)]
         for name, resource in self._resources.items():
             still = [entry for entry in resource.of_dead if entry[0] > now]
             if len(still) != len(resource.of_dead):
@@ -242,28 +257,50 @@ class PlaceAllocator:
         for name in dict.fromkeys(names):
             resource = self._resources[name]
             if resource.holders or resource.of_dead:
-                grants += _share_one(name, resource, self._cut_off)
+                grants += _share_one(name, resource, self._cut_off, self._shares)
             else:
                 del self._resources[name]
         return grants
+
+    def _shares(self, name: str, resource: _Resource, capacity: int, holders: Mapping[str, _Holder]) -> dict[str, int]:
+        """Return how many places each member should have."""
+        demands = {member: holder.demand for member, holder in holders.items()}
+        # Not enough for one each: they take turns. Otherwise a place stays where it is: moved, it would be idle for a moment.
+        scarce = sum(demand > 0 for demand in demands.values()) > capacity
+        turns = {member: holder.turn if scarce else -holder.allowed for member, holder in holders.items()}
+        if sum(demands.values()) > capacity and not name.startswith(QUOTA_PREFIX):
+            if resource.for_tenants is None or resource.for_tenants[0] != capacity:
+                part = resource.capacity / max(self._capacity_of_backends(), 1)
+                resource.for_tenants = capacity, self.tenants.shares(capacity, part, holders)
+            exact = resource.for_tenants[1]
+            if exact is not None:
+                return whole_places(capacity, exact, demands, lambda member: (self.tenants.turn(member), turns[member]))
+        return fair_shares(capacity, demands, turns)
+
+    def _capacity_of_backends(self) -> int:
+        return sum(r.capacity for name, r in self._resources.items() if not name.startswith(QUOTA_PREFIX))
 
 
 def _taken(resource: _Resource) -> int:
     return sum(holder.granted for holder in resource.holders.values()) + sum(places for _, places in resource.of_dead)
 
 
-def _share_one(name: str, resource: _Resource, cut_off: Mapping[str, int]) -> list[Grant]:
+def _is_short(resource: _Resource) -> bool:
+    return sum(holder.demand for holder in resource.holders.values()) > resource.capacity
+
+
+Shares = Callable[[str, _Resource, int, Mapping[str, _Holder]], dict[str, int]]
+
+
+def _share_one(name: str, resource: _Resource, cut_off: Mapping[str, int], shares_of: Shares) -> list[Grant]:
     """Bring each member closer to its fair share, as far as there are places that nobody has."""
     holders = {member: holder for member, holder in resource.holders.items() if member not in cut_off}
     kept, most_kept = _kept_for(resource, cut_off)
     capacity = resource.capacity - sum(places for _, places in resource.of_dead) - most_kept
-    # Not enough for one each: they take turns. Otherwise a place stays where it is: moved, it would be idle for a moment.
-    scarce = sum(holder.demand > 0 for holder in holders.values()) > capacity
-    turns = {member: holder.turn if scarce else -holder.allowed for member, holder in holders.items()}
-    shares = fair_shares(capacity, {member: holder.demand for member, holder in holders.items()}, turns)
+    shares = shares_of(name, resource, capacity, holders)
     free = resource.capacity - _taken(resource) - kept
     grants = []
-    for member, holder in sorted(holders.items(), key=lambda item: (item[1].allowed, turns[item[0]])):
+    for member, holder in sorted(holders.items(), key=lambda item: (item[1].allowed, item[1].turn)):
         # More is out than there is: nobody gets more, not even of what it may still hold, which may be less.
         most = holder.granted + free if free >= 0 else min(holder.allowed, holder.granted)
         allowed = min(shares[member], most)

@@ -13,11 +13,10 @@ from typing import Generic, TypeVar
 
 from hangup.core.admission import Admission, Ticket
 from hangup.core.admission.tenants import Tenant
-from hangup.core.members.allotments import Allotments, PlaceReport
+from hangup.core.members.allotments import QUOTA_PREFIX, Allotments, PlaceReport
 
 K = TypeVar("K")
 HELD_S = 2.0  # without an answer, the call is decided with what is allotted here
-_PREFIX = "tenant "  # of a resource's name; names of backends have no spaces
 _KEPT_S = 5.0  # after a tenant's last call, for the next one
 
 
@@ -60,25 +59,25 @@ class QuotaShares(Generic[K]):
                 self._used_at.pop(name, None)
                 tenant.allotted = 0
             else:
-                rows.append(self._allotments.report(_PREFIX + name, tenant.terms.concurrency_max, used, used + held))
+                rows.append(self._allotments.report(QUOTA_PREFIX + name, tenant.terms.concurrency_max, used, used + held))
         return rows
 
     def asked_for(self) -> list[str]:
         """Return the resources of which more is needed for calls that are held."""
-        return [_PREFIX + name for name in self._held]
+        return [QUOTA_PREFIX + name for name in self._held]
 
     def granted(self, resource: str, allowed: int) -> list[tuple[Ticket[K], str]]:
         """Use an allotment, if it is one of a tenant's; return the calls that may start with it."""
-        if not resource.startswith(_PREFIX):
+        if not resource.startswith(QUOTA_PREFIX):
             return []
-        name = resource.removeprefix(_PREFIX)
+        name = resource.removeprefix(QUOTA_PREFIX)
         tenant = self._admission.tenant(name)
         tenant.allotted = allowed
         return self._take(name, max(allowed - tenant.in_flight - tenant.waiting, 0))
 
     def considered(self, more_may_come: dict[str, bool]) -> list[tuple[Ticket[K], str]]:
         """Return the held calls of tenants for which there is no more."""
-        names = [resource.removeprefix(_PREFIX) for resource, more in more_may_come.items() if not more]
+        names = [resource.removeprefix(QUOTA_PREFIX) for resource, more in more_may_come.items() if not more]
         return [held for name in names for held in self._take(name, len(self._held.get(name, ())))]
 
     def take_until(self, ticket: Ticket[K], name: str) -> list[tuple[Ticket[K], str]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from hangup.core.members import LeftCall, PlaceReport, TokensCharged
+from hangup.core.members import LeftCall, PlaceReport, TenantUse, TokensCharged
 from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SET_ASIDE_S, HOSTS_SILENT_S
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.life import Life
@@ -153,6 +153,7 @@ class Leading:
     def _note(self, name: str, snapshot: Snapshot, now: float) -> None:
         output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
         self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output, snapshot["in_engines"]))
+        self._hub.note_tenants(name, [TenantUse(*row) for row in snapshot["tenants"]])
         self._hub.note_places(name, _places(snapshot), snapshot["asks"])
         charged = [TokensCharged(*row) for row in snapshot["tokens"]]
         if name in self._charging:
@@ -298,7 +299,7 @@ class Leading:
 
     def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
         """Note what a member must know; it gets the latest of each kind. What must not be missed goes through its line."""
-        if kind not in ("grants", "output", "others", "considered", "token_levels"):
+        if kind not in ("grants", "output", "others", "considered", "token_levels", "served"):
             if name == self._ports.name:
                 self._ports.tell_self(kind, fields)
             else:
@@ -315,6 +316,8 @@ class Leading:
             order["output"] = {"n": self._numbered, "ages": {backend: now - at for backend, at in fields["at"].items()}}
         elif kind == "others":
             order["others"] = fields["calls"]
+        elif kind == "served":
+            order["served"] = fields["by_others"]
         elif kind == "token_levels":
             self._numbered += 1
             order["tokens"] = fields | {"n": self._numbered}

@@ -183,6 +183,7 @@ class StoreLink:
             "reached": self._reached,
             "places": [place.row() for place in self._member.places()],
             "asks": [] if left else self._member.asks(),
+            "tenants": [] if left else [tuple(row) for row in self._member.tenants()],
             "tokens": [tuple(row) for row in self._member.token_totals()],
         }
 
@@ -248,6 +249,8 @@ class StoreLink:
             self._member.note_output({backend: now - age_s for backend, age_s in output["ages"].items()})
         if (others := orders.get("others")) is not None:
             self._member.note_others(others)
+        if (served := orders.get("served")) is not None:
+            self._member.note_served(served, lead.term)
         if (considered := orders.get("considered")) is not None and considered["seq"] > self._considered:
             self._considered = considered["seq"]
             self._member.considered(considered["more_may_come"])

@@ -8,7 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from hangup.core.members import Grant, LeftCall, LeftCalls, Members, PlaceAllocator, PlaceReport, TokenBank, TokensCharged
+from hangup.core.members import (
+    Grant,
+    LeftCall,
+    LeftCalls,
+    Members,
+    PlaceAllocator,
+    PlaceReport,
+    TenantUse,
+    TokenBank,
+    TokensCharged,
+)
 from hangup.core.members.pace import DEAD_HOLD_S, LOOK_S, SILENT_S
 from hangup.gateway.members.member import CallsReport
 from hangup.gateway.members.stop_hub import Reply, StopHub
@@ -21,14 +31,15 @@ Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the m
 class Reported:
     """What a member reported last of its calls."""
 
-    __slots__ = ("calls", "in_engines", "last_output_at", "live", "others")
+    __slots__ = ("calls", "in_engines", "last_output_at", "live", "others", "served_by_others")
 
     def __init__(self) -> None:
         self.live = 0
         self.last_output_at: dict[str, float] = {}  # of each backend, by the hub's clock
         self.calls: dict[str, LeftCall] = {}  # in engines
         self.in_engines: dict[str, int] = {}  # how many, by backend
-        self.others: dict[str, int] = {}  # what it was told of the others
+        self.others: dict[str, int] = {}  # what it was told of the others,
+        self.served_by_others: dict[str, float] = {}  # and of what they served tenants
 
     def note(self, report: CallsReport) -> None:
         self.live, self.last_output_at, self.in_engines = report.live, report.output, report.in_engines
@@ -82,6 +93,7 @@ class Hub:
         self.members.look(now)
         self.stops.follow_leader()
         self._send(self._places.pass_time(now))
+        self._pass_on_service()
         if now - self._levels_sent_at >= _LEVELS_S:
             self._send_token_levels(self.members.names, now)
 
@@ -93,6 +105,18 @@ class Hub:
         if asks:
             more = {resource: self._places.expects_more(resource) for resource in asks}
             self._tell(member, "considered", {"more_may_come": more})
+
+    def note_tenants(self, member: str, uses: Iterable[TenantUse]) -> None:
+        """Note which tenants have calls at a member."""
+        self._places.note_tenants(member, uses)
+
+    def _pass_on_service(self) -> None:
+        """Tell members what the others served the tenants that wait anywhere: then their queues take it into account."""
+        for member in self.members.names:
+            reported, served = self.reported(member), self._places.tenants.served_by_others(member)
+            if served != reported.served_by_others:
+                reported.served_by_others = served
+                self._tell(member, "served", {"by_others": served})
 
     def note_tokens(self, member: str, rows: Iterable[TokensCharged]) -> None:
         """Note what a member charged tenants so far, and let everybody know what is left, now or soon."""

@@ -14,10 +14,13 @@ from hangup.core.members import (
     Grant,
     LeftCall,
     PlaceReport,
+    ServedElsewhere,
+    TenantUse,
     TokenLevel,
     TokensCharged,
     backend_places,
     needs_places,
+    tenant_uses,
 )
 from hangup.core.reaper import PendingStop
 from hangup.gateway.gateway import Gateway
@@ -46,6 +49,7 @@ class Member:
         self._has_slots = False  # any backend has slots, which are allotted
         self._quotas = SharedQuotas(gateway.placement, self._allotments, report_soon)
         self._charged: dict[str, float] = {}  # by tenant, by the last report
+        self._served_elsewhere = ServedElsewhere()
         gateway.placement.on_wait = self._call_waits
 
     def close(self) -> None:
@@ -65,6 +69,14 @@ class Member:
         rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)
         return rows
+
+    def tenants(self) -> list[TenantUse]:
+        """Say which tenants have calls here."""
+        return tenant_uses(self._gateway.placement.admission)
+
+    def note_served(self, by_others: Mapping[str, float], term: int = 0) -> None:
+        """Take into account what other members served tenants, by the hub of this term."""
+        self._served_elsewhere.note(self._gateway.placement.admission, by_others, term)
 
     def tokens_charged(self) -> list[TokensCharged]:
         """Say what tenants with `tokens_per_minute` were charged here so far, if that has changed."""

@@ -46,6 +46,7 @@ class SupervisorLink:
         self._answers = Tasks("admin answer")
         self._soon: asyncio.TimerHandle | None = None
         self._soon_from = 0.0  # not before this time
+        self._tenants_sent: list[tuple[object, ...]] = []
         self._server: LinkedServer | None = None
         self._provider_sharing: ProviderSharing | None = None
         self.peers = MemberPeers(lambda kind, fields: channel.send(kind, **fields))
@@ -100,6 +101,10 @@ class SupervisorLink:
         new = [call.row() for call in report.new]
         calls = {"new": new, "gone": report.gone, "live": report.live, "output": report.output}
         self.channel.send("calls", **calls, in_engines=report.in_engines)
+        tenants = [tuple(row) for row in self._member.tenants()]
+        if tenants != self._tenants_sent:
+            self._tenants_sent = tenants
+            self.channel.send("tenants", rows=tenants)
         charged = self._member.tokens_charged()
         if charged:
             self.channel.send("tokens_charged", rows=[tuple(row) for row in charged])
@@ -146,6 +151,8 @@ class SupervisorLink:
             self._member.considered(message["more_may_come"])
         elif kind == "token_levels":
             self._member.take_token_levels([TokenLevel(*row) for row in message["levels"]], message["members"])
+        elif kind == "served":
+            self._member.note_served(message["by_others"])
         elif kind == "output":
             self._member.note_output(message["at"])
         elif kind == "others":
