@@ -8,10 +8,11 @@ import urllib.error
 import pytest
 
 from gateway.test_hosts import close, read_on, running, streams
-from gateway.test_hosts_verify import all_known, gateways_at
+from gateway.test_hosts_verify import all_known, gateways_at, judge_of
 from gateway.test_workers import admin
-from gateway.test_workers_verify import SLOW
-from support.processes import StandIn, get_json
+from gateway.test_workers_verify import QUICK, SLOW
+from support.processes import Gateway, StandIn, get_json
+from support.raw import Client
 from support.redis_server import RedisServer, require_redis
 from support.waiting import wait_until
 
@@ -79,10 +80,56 @@ def test_without_the_store_a_gateway_shows_its_own_calls_and_says_so() -> None:
         close(*clients)
 
 
+def test_a_backend_is_drained_at_all_gateways_and_at_those_that_start_later() -> None:
+    with (
+        StandIn(**SLOW) as engine,
+        RedisServer() as store,
+        gateways_at(store, engine, 2, slots=64) as (first, second),
+    ):
+        name = f"127.0.0.1:{engine.port}"
+        answer = admin(second, "PUT", f"/api/backends/{name}/drain")
+        assert [row["drained"] for row in answer["backends"]] == [True] and "gateways_silent" not in answer
+        with Gateway(engine.url, shared_state=store.url, slots=64) as third:
+            for gateway in (first, second, third):
+                assert drained(gateway, name), "also by its own account"
+                with Client(gateway.address) as client:
+                    client.chat(max_tokens=1)
+                    assert client.read_answer().status == 503
+            admin(third, "DELETE", f"/api/backends/{name}/drain")
+            for gateway in (first, second, third):
+                assert not drained(gateway, name)
+                with Client(gateway.address) as client:
+                    client.chat(max_tokens=1)
+                    assert client.read_answer().status == 200
+        with pytest.raises(urllib.error.HTTPError) as unknown:
+            admin(first, "PUT", "/api/backends/nobody/drain")
+        assert unknown.value.code == 404
+
+
+def drained(gateway: Gateway, backend: str) -> bool:
+    return gateway.metrics()[f'hangup_backend_drained{{backend="{backend}"}}'] == 1
+
+
+def test_orphans_are_shown_and_ended_at_any_gateway() -> None:
+    with (
+        StandIn(**SLOW) as engine,
+        RedisServer() as store,
+        gateways_at(store, engine, 2, slots=64, **QUICK) as gateways,
+    ):
+        leader = judge_of(gateways)
+        (other,) = (gateway for gateway in gateways if gateway is not leader)
+        with Client(("127.0.0.1", engine.port)) as stranger:  # a call that is nobody's
+            stranger.chat(stream=True, max_tokens=30_000)
+            running(engine, 1)
+            path = f"/api/backends/127.0.0.1:{engine.port}/orphans"
+            wait_until(lambda: get_json(f"{leader.admin_url}{path}")["orphans"], what="the orphan")
+            assert get_json(f"{other.admin_url}{path}")["orphans"] == get_json(f"{leader.admin_url}{path}")["orphans"]
+
+
 def test_a_gateway_answers_to_others_only_what_shows_or_ends_calls() -> None:
     with StandIn(**SLOW) as engine, RedisServer() as store, gateways_at(store, engine, 1, slots=64) as (gateway,):
         name = next(row["gateway"] for row in gateway.log() if row.get("event") == "shared_state_found")
-        for number, target in enumerate(["PUT /api/backends/x/drain", "GET /metrics", "DELETE /api/jobs", "GET /api/overview"]):
+        for number, target in enumerate(["PUT /api/backends/x", "GET /metrics", "DELETE /api/jobs", "GET /api/overview"]):
             method, path = target.split()
             entry = f'{{"from":"me","ask":[{number},"{method}","{path}"]}}'
             store.command("RPUSH", f"hangup:{{hangup}}:mail:{name}", entry)

@@ -1,11 +1,11 @@
-"""The admin port of a gateway that shares its state: what shows or ends calls is asked of all gateways, everything else of this
-one. If some gateway does not answer, the answer says so in `gateways_silent`.
+"""The admin port of a gateway that shares its state: what shows or ends calls, or drains a backend, is asked of all gateways,
+everything else of this one. If some gateway does not answer, the answer says so in `gateways_silent`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import orjson
@@ -18,10 +18,12 @@ from starlette.types import ASGIApp
 
 from hangup.gateway.admin.guard import Guard, Policy
 from hangup.gateway.hosts.questions import Answer, Questions
+from hangup.gateway.workers import merge
 from hangup.gateway.workers.admin import Whole, WholeAdmin, first_answer, target_of
 
 _ASK_S = 5.0
 _ACT_S = 60.0  # a kill waits for the engines
+_ADOPT_S = 2.0  # a gateway that starts waits no longer for others
 
 
 class Asked(Protocol):
@@ -49,6 +51,9 @@ class SharedLink(Protocol):
     def up(self) -> bool: ...
 
     @property
+    def leader(self) -> str: ...
+
+    @property
     def questions(self) -> Questions: ...
 
 
@@ -62,6 +67,11 @@ class _Gateways:
         questions = self._link.questions
         others = [_Other(questions, name) for name in questions.others] if self._link.up else []
         return [_Own(questions), *others]
+
+    def leading(self) -> Asked:
+        """Return the gateway that judges the engines for all: this one, if there is no other."""
+        questions, leader = self._link.questions, self._link.leader
+        return _Other(questions, leader) if self._link.up and leader in questions.others else _Own(questions)
 
 
 class GatewaysAdmin(WholeAdmin):
@@ -99,6 +109,26 @@ class GatewaysAdmin(WholeAdmin):
             answers = [answer for answer in ended if answer is not None] or answers
         return first_answer(answers)
 
+    async def drain(self, request: Request) -> Response:
+        """Drain a backend at all gateways, or take it back; one that starts later asks the others (`adopt_drains`)."""
+        values = await self.ask_merged(request.method, target_of(request))
+        if isinstance(values, Response):
+            return values
+        return self.json({"backends": merge.backends([value["backends"] for value in values])})
+
+    async def leading_gateway(self, request: Request) -> Response:
+        answer = await self._gateways.leading().ask(request.method, target_of(request), _ACT_S)
+        return first_answer([answer] if answer is not None else [])
+
+
+async def adopt_drains(link: SharedLink, drain: Callable[[str], object]) -> None:
+    """Drain what the other gateways have drained: an operator may have done so before this one was started."""
+    others = [link.questions.ask(name, "GET", "/api/backends", _ADOPT_S) for name in link.questions.others]
+    found = [answer for answer in await asyncio.gather(*others) if answer is not None and answer[0] == 200]
+    for row in merge.backends([orjson.loads(body)["backends"] for _, body in found]):
+        if row["drained"]:
+            drain(row["name"])
+
 
 def make_gateways_app(link: SharedLink, own: ASGIApp, policy: Policy) -> Starlette:
     """Return the admin port's application; `own` answers for this gateway alone."""
@@ -114,6 +144,8 @@ def make_gateways_app(link: SharedLink, own: ASGIApp, policy: Policy) -> Starlet
             Route("/api/ids", admin.ids, methods=["GET"]),
             Route("/api/zombies", admin.zombies, methods=["GET"]),
             Route("/api/backends", admin.backends, methods=["GET"]),
+            Route("/api/backends/{name:path}/drain", admin.drain, methods=["PUT", "DELETE"]),
+            Route("/api/backends/{name:path}/orphans", admin.leading_gateway, methods=["GET", "DELETE"]),
             Mount("/", app=own),
         ],
         middleware=[Middleware(Guard, policy)],

@@ -65,6 +65,7 @@ class StoreLink:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s, password)
         self.up = False  # the last exchange with the store succeeded
+        self.leader = ""  # the gateway that leads, by the last exchange
         self.members = 0  # gateways that share the state, by the leader's last order,
         self._rank = 0  # and this one's number among them
         self._alone_share = settings.shared_state_alone_share
@@ -166,6 +167,7 @@ class StoreLink:
         self._whole = True  # unless this works
         found = await self.store.exchange(self.name, snapshot, calls, whole=whole, leads=self._leading is not None)
         self._whole = not found.has_calls
+        self.leader = found.lead.member if found.lead is not None else ""
         self._obey(found)
         self._follow(found.lead)
         if self._leading is not None:

@@ -1,6 +1,7 @@
 """Questions of the admin port to other gateways, through their mail in the store.
 
-Whoever can write to the store can ask them. So a gateway answers only what shows or ends calls; it is not configured this way.
+Whoever can write to the store can ask them. So a gateway answers only what shows or ends calls, and drains a backend; it is not
+configured this way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ Answer = tuple[int, str]  # status and body of an answer of the admin API
 _AGAIN_S = 1.0  # one that did not answer the last time is given no more than this
 _ALLOWED = re.compile(
     r"GET /api/(calls|calls/[^/?]+|ids|overview|history|zombies|backends)(\?.*)?|DELETE /api/(calls|calls/[^/?]+)(\?.*)?"
+    r"|(PUT|DELETE) /api/backends/[^?]+/drain|(GET|DELETE) /api/backends/[^?]+/orphans"
 )
 _REFUSED: Answer = (403, '{"error":"a gateway does not answer this to others"}')
 _FAILED: Answer = (500, '{"error":"internal gateway error; see the gateway log"}')

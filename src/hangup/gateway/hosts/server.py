@@ -14,7 +14,7 @@ from hangup.errors import ConfigError, HangupError
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.admin.server import make_app
 from hangup.gateway.gateway import Gateway
-from hangup.gateway.hosts.admin import make_gateways_app
+from hangup.gateway.hosts.admin import adopt_drains, make_gateways_app
 from hangup.gateway.hosts.link import StoreLink
 from hangup.gateway.hosts.store import SharedStateFailed
 from hangup.gateway.server import Listener, Server
@@ -61,6 +61,11 @@ class SharingServer(Server):
             self._stalls.beat()  # this wait is no stall
         if not self._link.up:
             self._tell(f"{self._link.failure}; this gateway serves alone until that changes")
+        else:
+            adopting = asyncio.ensure_future(adopt_drains(self._link, lambda name: self.gateway.backends.drain(name, True)))
+            while not (await asyncio.wait([adopting], timeout=_JOIN_LOOK_S))[0]:
+                self._stalls.beat()
+            await adopting
         return await super()._start_listening(sock)
 
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
