@@ -107,14 +107,14 @@ def test_if_the_gateway_that_judges_dies_the_next_one_goes_on(kill_at: str, tmp_
         deaf, gateways = stack.enter_context(deaf_engine(settings, f"{sys.executable} {script}"))
         leader = judge_of(gateways)
         (other,) = (gateway for gateway in gateways if gateway is not leader)
-        load = stack.enter_context(Load([other], 1))
         if kill_at == "restarting":
             wait_until(ran.exists, what="the restart")
             deaf.popen.kill()
             stack.enter_context(StandIn(port=deaf.port, **SLOW))  # it has worked: the zombies are gone
         else:
             wait_until(lambda: steps(gateways)[kill_at])
-        leader.popen.send_signal(signal.SIGKILL)
+        leader.popen.send_signal(signal.SIGKILL)  # at once: it must not be done before
+        load = stack.enter_context(Load([other], 1))
         wait_until(lambda: steps(gateways)["healthy"], what="the way back")
         taken, led = steps(gateways), len(of_all(gateways, "gateway_leads"))
         assert judge_of(gateways) is other and taken["degraded"] == 1 and taken["abort"] <= 4 * EACH

@@ -97,7 +97,6 @@ def test_if_the_worker_that_judges_dies_the_next_one_goes_on(kill_at: str, tmp_p
     settings = QUICK | {"abort_backoff_s": 1.0 if kill_at == "abort" else 0.1}
     with contextlib.ExitStack() as stack:
         deaf, gateway = stack.enter_context(two_backends(settings, f"{sys.executable} {script}"))
-        load = stack.enter_context(Load(gateway, 1))
         leader = leader_of(gateway)
         if kill_at == "restarting":
             wait_until(ran.exists, what="the restart")
@@ -105,7 +104,8 @@ def test_if_the_worker_that_judges_dies_the_next_one_goes_on(kill_at: str, tmp_p
             stack.enter_context(StandIn(port=deaf.port, **SLOW))  # it has worked: the zombies are gone
         else:
             wait_until(lambda: kill_at in steps(gateway))
-        os.kill(leader, signal.SIGKILL)
+        os.kill(leader, signal.SIGKILL)  # at once: it must not be done before
+        load = stack.enter_context(Load(gateway, 1))
         wait_until(lambda: "healthy" in steps(gateway), what="the way back")
         assert leader_of(gateway) != leader
         taken = Counter(steps(gateway))
