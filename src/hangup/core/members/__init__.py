@@ -18,7 +18,7 @@ from hangup.core.members.quotas import HELD_S, QuotaShares
 from hangup.core.members.shares import equal_part, fair_shares, part_alone
 from hangup.core.members.stop_records import EndedCall, RecordChanges, StopFinding, StopRecords
 from hangup.core.members.tallies import PeakLog, Sum, Tally, WholeCount
-from hangup.core.members.tenant_book import ServedElsewhere, TenantUse, tenant_uses
+from hangup.core.members.tenant_service import ServedElsewhere, TenantUse, tenant_uses
 from hangup.core.members.token_bank import TokenBank, TokenLevel, TokensCharged
 from hangup.core.members.token_sums import TokenRow, TokenSums
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hangup.core.members.shares import fair_shares, whole_places
-from hangup.core.members.tenant_book import TenantBook, TenantUse
+from hangup.core.members.tenant_service import TenantRecords, TenantUse
 
 QUOTA_PREFIX = "tenant "  # of the name of a resource that is a tenant's quota; names of backends have no spaces
 
@@ -133,7 +133,7 @@ class PlaceAllocator:
         self._dead_hold_s = dead_hold_s  # how long engines may take to notice that a member has died
         self._resources: dict[str, _Resource] = {}
         self._cut_off: dict[str, int] = {}  # members that will use one of so many parts, without asking
-        self.tenants = TenantBook()
+        self.tenants = TenantRecords()
 
     def report(self, member: str, reports: Iterable[PlaceReport]) -> list[Grant]:
         """Note all that a member holds, and share what is free; what it does not mention it no longer uses."""
@@ -274,7 +274,7 @@ class PlaceAllocator:
                 resource.for_tenants = capacity, self.tenants.shares(capacity, part, holders)
             exact = resource.for_tenants[1]
             if exact is not None:
-                return whole_places(capacity, exact, demands, lambda member: (self.tenants.turn(member), turns[member]))
+                return whole_places(capacity, exact, demands, lambda member: (*self.tenants.turn(member), turns[member]))
         return fair_shares(capacity, demands, turns)
 
     def _capacity_of_backends(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 
 def fair_shares(capacity: int, demands: Mapping[str, int], turns: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -70,7 +69,7 @@ def _by_weight(capacity: float, demands: Mapping[str, float], weights: Mapping[s
 
 
 def whole_places(
-    capacity: int, exact: Mapping[str, float], demands: Mapping[str, int], turn: Callable[[str], Any]
+    capacity: int, exact: Mapping[str, float], demands: Mapping[str, int], turn: Callable[[str], tuple[float, float, int]]
 ) -> dict[str, int]:
     """Return shares in whole places: those with the lowest `turn` get the rest, and nobody more than it would use, unless
     everybody has that."""

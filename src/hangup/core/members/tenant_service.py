@@ -60,7 +60,7 @@ class ServedElsewhere:
             admission.queue.charge_for_others(admission.tenants[name], totals[name] - before[name])
 
 
-class TenantBook:
+class TenantRecords:
     """The hub's knowledge of tenants."""
 
     def __init__(self) -> None:

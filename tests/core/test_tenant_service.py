@@ -46,7 +46,7 @@ def test_shares_by_weight_and_priority() -> None:
 def test_whole_places_are_all_there_are(capacity: int, members: dict[str, tuple[float, int]]) -> None:
     exact = {name: share * min(1.0, capacity / 48) for name, (share, _) in members.items()}
     demands = {name: demand for name, (_, demand) in members.items()}
-    places = whole_places(capacity, exact, demands, lambda name: name)
+    places = whole_places(capacity, exact, demands, lambda _: (0, 0, 0))
     assert sum(places.values()) == capacity and min(places.values()) >= 0
     idle = any(places[name] > demands[name] for name in demands)
     assert not idle or all(places[name] >= demands[name] for name in demands)
