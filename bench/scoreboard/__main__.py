@@ -32,8 +32,8 @@ tick has the time within which the engine was idle after the departure. A cross 
 were computed for a client that had left, or how many of several departures did not stop the engine.
 A question mark means that it cannot be told. A tick in brackets: it stopped, but the engine may be
 asked only so rarely that nobody can say whether within 1 s. A tick with more than 1 s and no
-brackets: no token was computed in that time, because the call still waited or its prompt was still
-being read. What is *shown only* is no fault: see [probe.md](probe.md#cases).
+brackets: nothing was computed in that time, because the call still waited for a slot. What is
+*shown only* is no fault: see [probe.md](probe.md#cases).
 
 The machine is a small shared one, with other load: times are upper bounds.
 """

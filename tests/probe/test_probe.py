@@ -215,7 +215,7 @@ def test_nothing_listens_and_no_such_host() -> None:
 def test_an_endpoint_elsewhere_needs_consent() -> None:
     assert "pass --yes" in one_line(probe("http://8.8.8.8:1"))
     line = one_line(probe("https://api.openai.com", "--price", "10"))
-    assert "OpenAI, which bills: up to 1.00" in line and "pass --yes" in line
+    assert "OpenAI, which bills: up to 1.50" in line and "pass --yes" in line
 
 
 def test_a_model_that_is_missing_and_a_key_that_is_wrong() -> None:

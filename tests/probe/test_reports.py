@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hangup.cli.main import main
-from hangup.cli.probe_parts.outputs import _write
+from hangup.cli.probe_parts.outputs import _write, result_lines, text_report
 from hangup.cli.probe_parts.screen import ProbeScreen
 from hangup.errors import ConfigError
 from hangup.probe import CASES, CaseResult, Judgement, ProbeReport, Ruling, sentence
@@ -59,10 +59,32 @@ def report(*judgements: Judgement, **fields: object) -> ProbeReport:
 def test_the_sentence() -> None:
     assert sentence(report(STOPPED, STOPPED)).startswith("http://h:1 stops in all 2 cases that could be told, within 0.25 s.")
     said = sentence(report(STOPPED, NEVER, UNTOLD), Traffic(1000, 2.0))
-    assert "stops in 1 of 2 cases; 1 × never stopped. A client that leaves costs 105 tokens on average" in said
+    assert (
+        "stops in 1 of 2 cases; 1 × never stopped; 1 cannot be told. A client that leaves costs 105 tokens on average" in said
+    )
     assert "At 1,000 departures a day that is 105,000 tokens for nobody, 0.21 a day at 2 per million." in said
     assert sentence(report(UNTOLD)).startswith("Nothing can be said")
     assert "1 × broke" in sentence(report(STOPPED, BROKE))
+    assert "all 1 cases that could be told, within 0.25 s; 2 cannot be told." in sentence(report(STOPPED, UNTOLD, UNTOLD))
+
+
+@pytest.mark.parametrize("width", [80, 60, 0])
+def test_the_table_is_as_wide_as_the_terminal(width: int) -> None:
+    wordy = BROKE.with_note("another client's stream was cut: the connection was closed before the answer's end")
+    lines = result_lines(report(STOPPED, NEVER, UNTOLD, wordy, STOPPED).results, width)
+    assert not width or all(len(line) <= width for line in lines), lines
+    assert " ".join(" ".join(lines).split()).count("closed before the answer's end") == 1, "nothing is cut off"
+    assert any("never stopped, ~600 tokens of 3 clients" in line for line in lines)
+    assert width or len(lines) == 6
+
+
+def test_the_table_says_what_its_figures_belong_to() -> None:
+    text = text_report(report(STOPPED), None)
+    assert all(
+        fact in text for fact in ("v1", "model m", "2026-11-16", "hangup 0.1.0", "`hangup probe h`", "evidence: figures")
+    )
+    properties = {row.attrib["name"]: row.attrib["value"] for row in ElementTree.fromstring(junit([report(STOPPED)]))[0][0]}
+    assert properties["command"] == "hangup probe h" and properties["version"] == "v1" and properties["date"] == "2026-11-16"
 
 
 def test_a_stop_that_may_be_late_has_its_tick_in_brackets() -> None:
@@ -94,6 +116,11 @@ def test_the_assertion() -> None:
             assert_stops(bad)
     with pytest.raises(AssertionError, match=r"upload-fin: stopped within 0\.25 s"):
         assert_stops(report(STOPPED), within_s=0.1)
+    free = replace(STOPPED, stopped_s=2.0, tokens=0)
+    assert_stops(report(free))
+    prefill = replace(report(free), results=(CaseResult(CASES["prefill-fin"], free),))
+    with pytest.raises(AssertionError, match=r"prefill-fin: stopped within 2\.00 s"):
+        assert_stops(prefill)
 
 
 @pytest.mark.parametrize(

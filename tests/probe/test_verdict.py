@@ -185,3 +185,18 @@ def test_a_prompt_that_is_read_for_longer_than_reckoned_is_no_answer_that_ran_on
     assert judge(slow, WITHIN_S).ruling is Ruling.STOPPED
     deaf = replace(slow, looks=[replace(look, tokens=round(min(look.asked_at, reads_s) * 4000 / reads_s)) for look in looks])
     assert judge(deaf, WITHIN_S).ruling is not Ruling.STOPPED or reads_s < WITHIN_S + 2 * pace
+
+
+def test_a_prompt_that_is_read_for_nobody_is_work_without_tokens() -> None:
+    looks = [Look(at, at + 0.01, 1 if at < 2.5 else 0, 0) for at in (step * 0.1 for step in range(1, 40))]
+    waits = judge(Trial(1, looks, REST_S + 3, REST_TOKENS), WITHIN_S)
+    reads = judge(Trial(1, looks, REST_S + 3, REST_TOKENS, reads=True), WITHIN_S)
+    assert (waits.ruling, reads.ruling) == (Ruling.STOPPED, Ruling.LATE) and reads.tokens == 0
+
+
+def test_an_echo_of_a_prompt_that_is_read_counts_no_tokens() -> None:
+    quiet = QuietTimes((0.1,) * QUIET_MIN)
+    stops = judge_echo([EchoTrial(2.1, 6.0, reading_s=2.0)] * 3, quiet, WITHIN_S, rate=50)
+    assert stops.ruling is Ruling.LATE and stops.tokens == 0, "it stopped when the prompt was read"
+    never = judge_echo([EchoTrial(6.1, 6.0, reading_s=2.0)] * 3, quiet, WITHIN_S, rate=50)
+    assert never.ruling is Ruling.NEVER and never.tokens == 3 * 4 * 50

@@ -61,8 +61,10 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--clients", type=int, default=8, metavar="N", help="clients at once, a storm aside (default: 8)")
     parser.add_argument("--storm", type=int, default=32, metavar="N", help="clients of a storm, at most (default: 32)")
-    parser.add_argument("--max-calls", type=int, default=400, metavar="N", help="budget (default: 400)")
-    parser.add_argument("--max-tokens", type=int, default=100_000, metavar="N", help="budget (default: 100000)")
+    parser.add_argument("--max-calls", type=int, default=1_000, metavar="N", help="budget (default: 1000)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=150_000, metavar="N", help="budget, prompts included (default: 150000)"
+    )
     parser.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="budget (default: 600)")
     parser.add_argument(
         "--yes", action="store_true", help="do not ask before probing an endpoint that is not on a private network"
@@ -221,7 +223,7 @@ async def _consent(options: Any, yes: bool, price: float) -> None:
     from hangup.probe.session import is_far  # noqa: PLC0415
 
     endpoint, budget = parse(options.url), options.budget
-    spends = f"at most {budget.calls_max} calls, {budget.tokens_max:,} tokens and {budget.seconds_max:g} s"
+    spends = f"at most {budget.calls_max:,} calls, {budget.tokens_max:,} tokens and {budget.seconds_max:g} s"
     print(f"hangup: probes {endpoint.url} with {len(options.cases)} cases: {spends}", file=sys.stderr, flush=True)
     provider = endpoint.provider
     if provider is None and not await is_far(endpoint):

@@ -1,4 +1,4 @@
-"""What a probe may spend: calls, tokens, seconds. The caller passes the time in."""
+"""What a probe may spend: calls, tokens of prompts and answers, seconds. The caller passes the time in."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class BudgetSpent(Exception):
 
 @dataclass(slots=True)
 class ProbeBudget:
-    calls_max: int = 400
-    tokens_max: int = 100_000
+    calls_max: int = 1_000
+    tokens_max: int = 150_000
     seconds_max: float = 600.0
     calls: int = 0
-    tokens: int = 0  # asked for; an answer may be shorter
+    tokens: int = 0  # sent and asked for; an answer may be shorter
 
     def take(self, tokens: int, calls: int = 1) -> None:
-        """Take calls before they are sent, each with its maximum of tokens; raise `BudgetSpent` if they do not fit."""
+        """Take calls before they are sent, each with its prompt and its maximum; raise `BudgetSpent` if they do not fit."""
         if self.calls + calls > self.calls_max:
             raise BudgetSpent(f"the budget of {self.calls_max} calls (--max-calls)")
         if self.tokens + tokens > self.tokens_max:

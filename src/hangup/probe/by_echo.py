@@ -16,6 +16,7 @@ from hangup.probe.stage import Stage, Unplayable
 from hangup.probe.verdict import Judgement, Ruling, untold
 
 _FREE_TOKENS = 12
+_FREE_S = 5.0  # how long to wait for free slots, beyond two answers
 _TICK_S = 0.05
 _LAG_SHARE = 0.1  # of the abandoned answer's rest: a probe that was held up for longer has seen nothing
 _HELD_UP_MAX = 4  # trials
@@ -52,7 +53,7 @@ class EchoTrials:
         held_up = 0
         while not trials or not is_decided(trials, self._quiet):
             if not await self._all_free():
-                return untold("the slots did not become free: other clients use the engine", len(trials))
+                return untold("the slots did not become free: other clients use the engine, or it has lost some", len(trials))
             lag = _OwnLag()
             try:
                 trial = await self._trial(case)
@@ -85,7 +86,7 @@ class EchoTrials:
             self._stage.speed = faster(self._stage.speed, call)
         if canary_s is None:
             raise Unplayable("a canary was not answered after the departure")
-        return EchoTrial(canary_s, remaining_s)
+        return EchoTrial(canary_s, remaining_s, reading_s)
 
     async def _answers_last(self, case: Case) -> bool:
         """Return whether answers still take as long as was reckoned; if not, correct the speed.
@@ -114,20 +115,24 @@ class EchoTrials:
         """Wait until as many canaries as there are slots are answered at once.
 
         Each is so long that a second one on the same slot would be seen to wait. What the probe itself left behind is over
-        after some time in any case.
+        after some time in any case. On a machine where canaries vary too much for that, whole answers decide in the end.
         """
         rate, spread = self._stage.speed.rate, self._quiet.spread
         kind = CallKind(min(max(math.ceil(3 * spread * rate), _FREE_TOKENS), self._stage.tokens))
         latest_s = self._quiet.middle + max(spread, 0.5 * kind.tokens / rate)
-        deadline = time.monotonic() + self._stage.answer_s * 2 + 5
+        deadline = time.monotonic() + self._stage.answer_s * 2 + _FREE_S
         while True:
             times = await self._canaries(kind)
             if all(time_s is not None and time_s <= latest_s for time_s in times):
                 return True
             if time.monotonic() > deadline:
-                trials = [EchoTrial(ANSWER_S if time_s is None else time_s, self._stage.answer_s) for time_s in times]
-                return all(echo_of(trial, self._quiet.middle) is Echo.QUIET for trial in trials)
+                return await self._all_free_for_long()
             await asyncio.sleep(self._stage.answer_s / 10)
+
+    async def _all_free_for_long(self) -> bool:
+        times = await self._canaries(CallKind(self._stage.tokens))
+        trials = [EchoTrial(ANSWER_S if time_s is None else time_s, self._stage.answer_s) for time_s in times]
+        return all(echo_of(trial, self._quiet.middle) is Echo.QUIET for trial in trials)
 
     async def _canaries(self, kind: CallKind) -> list[float | None]:
         """Send as many canaries as there are slots; return their first-token times once all of them have ended."""

@@ -70,6 +70,7 @@ class FiguresTrial:
             self._stage.rest_s * 0.8,
             exact,
             self._stage.speed.rate,
+            reads=scene.case.moment is Moment.PREFILL,
         )
         return judge(trial, self._within_s)
 

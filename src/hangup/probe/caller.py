@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import ssl
 import time
@@ -20,6 +21,7 @@ from hangup.probe.wire import request_head
 CONNECT_S = 10.0
 _STALLED_BUFFER_BYTES = 4096
 _TASK = "Count upwards from 1, one number per line, and never stop."
+_CHARACTERS_PER_TOKEN = 2.0  # of the prompts here, at least: they are mostly random digits
 _LONG_PROMPTS = (1500, 375, 90)  # in words; the next one if an endpoint refuses the one before
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")  # what answered is not TLS
 
@@ -96,10 +98,10 @@ class Caller:
     def request(self, kind: CallKind) -> tuple[bytes, bytes]:
         """Return the head and the body of a call; take it from the budget."""
         self.budget.check_time(time.monotonic() - self.began_at)
-        self.budget.take(kind.tokens)
         nonce = uuid.uuid4().hex
         padding = f"{nonce[:4]} " * self._long_prompts[0] if kind.long_prompt else ""
         prompt = f"{nonce[:8]}: {padding}{_TASK}"  # each its own, so that no cache answers
+        self.budget.take(kind.tokens + math.ceil(len(prompt) / _CHARACTERS_PER_TOKEN))
         wish = Wish(self.model, prompt, kind.tokens, kind.stream, self.extra_fields, self.newer_limit)
         body = json.dumps(self.dialect.body(wish)).encode()
         return self._head("POST", self.dialect.target(kind.stream), len(body), f"probe-{nonce[:12]}"), body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hangup.probe.cases import Moment
 from hangup.probe.report import CaseResult, ProbeReport, outcome, reason
 from hangup.probe.verdict import Ruling
 
@@ -26,4 +27,5 @@ def _holds(result: CaseResult, within_s: float, untold: bool) -> bool:
         return True
     if ruling is Ruling.UNTOLD:
         return untold
-    return ruling is Ruling.STOPPED and (stopped_s is None or stopped_s <= within_s or not result.judgement.tokens)
+    is_free = not result.judgement.tokens and result.case.moment is not Moment.PREFILL  # a call that waits costs nothing
+    return ruling is Ruling.STOPPED and (stopped_s is None or stopped_s <= within_s or is_free)

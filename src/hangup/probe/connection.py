@@ -25,6 +25,7 @@ _BODY_BYTES_MAX = 4 * 1024 * 1024
 TOKENS_PER_EVENT_MAX = 4
 _TOO_LONG = (400, 413, 422)
 CUT = "the connection was closed before the answer's end"
+RATE_LIMIT = "HTTP 429"  # how `refused` begins then
 CAN_VANISH = sys.platform == "linux"
 
 

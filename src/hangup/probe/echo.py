@@ -36,6 +36,11 @@ class EchoTrial:
 
     canary_s: float  # from sending it to its first token
     remaining_s: float  # how long the abandoned answer would have gone on when the canary was sent
+    reading_s: float = 0.0  # of this, for how long the engine would have read the prompt
+
+    def tokens_s(self, lasted_s: float) -> float:
+        """Return for how long it computed tokens, if it went on for so long."""
+        return max(lasted_s - self.reading_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,9 @@ def judge_echo(
     if best == "stops":
         ruling = Ruling.LATE if median(excesses) - quiet.spread > within_s else Ruling.STOPPED
         bound_s = median(trial.canary_s for trial in trials) - min(quiet.times)  # the canary may have been a quick one
-        return Judgement(ruling, said, len(trials), 0, max(bound_s, 0.0), round(sum(excesses) * rate), confidence=probability)
+        burnt_s = sum(trial.tokens_s(excess) for trial, excess in zip(trials, excesses, strict=True))
+        return Judgement(ruling, said, len(trials), 0, max(bound_s, 0.0), round(burnt_s * rate), confidence=probability)
     ran_on = len(trials) if best == "never" else max(len(late), 1)
-    burnt = round(sum(trial.remaining_s for trial in late) * rate)
+    burnt = round(sum(trial.tokens_s(trial.remaining_s) for trial in late) * rate)
     ruling = Ruling.NEVER if best == "never" else Ruling.PARTLY
     return Judgement(ruling, said, len(trials), ran_on, median(excesses), burnt, confidence=probability)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from hangup.probe.caller import Caller, CallKind, connect_problem
-from hangup.probe.connection import CUT, TOKENS_PER_EVENT_MAX, ProbeConnection
+from hangup.probe.connection import CUT, RATE_LIMIT, TOKENS_PER_EVENT_MAX, ProbeConnection
 from hangup.probe.dialects import DIALECTS, Dialect, error_of, event_of
 from hangup.probe.endpoint import ProbeError
 
@@ -154,6 +154,8 @@ async def measure_speed(caller: Caller) -> Speed:
         await call.read_whole(ANSWER_S)
         if call.first_token_at is not None and not call.ended:
             raise ProbeError(f"{caller.endpoint.url}: an answer of {_SPEED_TOKENS} tokens stalled after {call.events}")
+        if call.refused.startswith(RATE_LIMIT):
+            raise ProbeError(f"{caller.endpoint.url} refuses calls now: {call.refused}")
         if call.refused or call.first_token_at is None or call.last_token_at is None:
             raise ProbeError(f"{caller.endpoint.url} answers, but not as a stream: {call.refused or 'there is no text in it'}")
         if call.events < 4:

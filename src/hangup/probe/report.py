@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hangup.probe.cases import Case
-from hangup.probe.verdict import FAULTS, Judgement, Ruling
+from hangup.probe.verdict import FAULTS, FIGURES, Judgement, Ruling
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ def sentence(report: ProbeReport, traffic: Traffic | None = None) -> str:
     if not total:
         text = "Nothing can be said: no case could be told."
     elif not report.faults:
-        text = f"{report.title} stops in all {total} cases that could be told{_worst(report)}."
+        text = f"{report.title} stops in all {total} cases that could be told{_worst(report)}{_open(report)}."
     else:
         parts = [f"{counts[ruling]} × {ruling.value}" for ruling in FAULTS if counts[ruling]]
         if not parts:
             parts = [f"{len(report.faults)} × {Ruling.BROKE.value}"]
-        text = f"{report.title} stops in {counts[Ruling.STOPPED]} of {total} cases; {', '.join(parts)}."
+        text = f"{report.title} stops in {counts[Ruling.STOPPED]} of {total} cases; {', '.join(parts)}{_open(report)}."
     burnt = report.burnt_per_departure
     if burnt is not None:
         tokens = f"{burnt:.0f}" if burnt >= 10 else f"{burnt:.1f}"
@@ -110,6 +110,12 @@ def sentence(report: ProbeReport, traffic: Traffic | None = None) -> str:
     return text
 
 
+def _open(report: ProbeReport) -> str:
+    """Say how many of the cases that count could not be told: without them, a verdict seems better than it is."""
+    count = sum(result.case.counts and result.judgement.ruling is Ruling.UNTOLD for result in report.results)
+    return f"; {count} cannot be told" if count else ""
+
+
 def _worst(report: ProbeReport) -> str:
     times = [result.judgement.stopped_s for result in report.counted if result.judgement.stopped_s is not None]
     return f", within {max(times):.2f} s" if times else ""
@@ -119,6 +125,7 @@ def outcome(judgement: Judgement) -> str:
     """Return the verdict of a case in a few words."""
     tokens = "" if judgement.tokens is None else f", {'' if judgement.tokens_counted else '~'}{judgement.tokens} tokens"
     tokens = ", 1 token" if tokens == ", 1 tokens" else tokens
+    tokens += f" of {judgement.departed} clients" if tokens and judgement.departed > 1 else ""
     took = "" if judgement.stopped_s is None else f" within {judgement.stopped_s:.2f} s"
     match judgement.ruling:
         case Ruling.STOPPED | Ruling.LATE:
@@ -135,3 +142,8 @@ def reason(judgement: Judgement) -> str:
     """Return the evidence and the notes of a case."""
     sure = f" ({judgement.confidence:.1%} sure)" if judgement.confidence < 1 else ""
     return "; ".join((judgement.evidence + sure, *judgement.notes))
+
+
+def remarks(judgement: Judgement) -> str:
+    """Return what a reader of all verdicts must know of this one: notes, and the evidence unless it is the best."""
+    return reason(judgement).removeprefix(FIGURES).removeprefix("; ")

@@ -18,7 +18,7 @@ from hangup.probe.by_figures import FiguresTrial
 from hangup.probe.by_usage import UsageRecords, UsageTrial, find_records
 from hangup.probe.caller import Caller, CallKind, connect_problem, resolve, tls_context
 from hangup.probe.cases import CASES, Case, Company, Moment
-from hangup.probe.connection import ProbeConnection
+from hangup.probe.connection import RATE_LIMIT, ProbeConnection
 from hangup.probe.echo import QUIET_MIN, QuietTimes
 from hangup.probe.endpoint import Endpoint, ProbeError, is_near, parse, parse_page
 from hangup.probe.meet import ANSWER_S, Speed, canary, faster, first_token_time, long_first_token_time, measure_speed, meet
@@ -33,6 +33,8 @@ _REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be
 _QUIET_WITH_FIGURES = 5
 _QUIET_FAILURES_MAX = 3  # a call that fails is made up for by another; so many are no chance
 _CANARIES, _CANARY_PAUSE_S = 3, 0.5  # so many must fail before the stack counts as broken
+_RATE_LIMIT_S, _RATE_LIMIT_PAUSE_S = 65.0, 5.0  # limits are mostly counted by the minute
+_LEFT_OVER_S = 2.0  # calls without clients for which the engine computes nothing for so long are lost
 _SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
 _GROWTH = 1.5  # of memory or descriptors of the engine's process
 _DESCRIPTORS_SPARE = 8
@@ -78,7 +80,8 @@ async def run_probe(options: ProbeOptions, progress: Progress = _silent) -> Prob
     except (OSError, TimeoutError) as error:
         raise connect_problem(caller.endpoint, error) from None
     except Unplayable as reason:
-        raise ProbeError(f"{caller.endpoint.url} broke before any client left: {reason}") from None
+        what = "refuses calls now" if RATE_LIMIT in str(reason) else "broke before any client left"
+        raise ProbeError(f"{caller.endpoint.url} {what}: {reason}") from None
     except BudgetSpent as spent:
         raise ProbeError(f"meeting {caller.endpoint.url} alone takes more than {spent}") from None
     finally:
@@ -110,6 +113,8 @@ class ProbeSession:
         self._notes: list[str] = []
         self._results: list[CaseResult] = []
         self._is_dead = False
+        self._limit = ""  # what a rate limit says that does not end
+        self._lost = 0  # calls that the engine keeps though no client waits for them
 
     async def run(self) -> ProbeReport:
         began_at = time.monotonic()
@@ -308,6 +313,8 @@ class ProbeSession:
         """Play one case. What goes wrong in it is a finding."""
         if self._is_dead:
             return untold("not played: the stack no longer serves")
+        if self._limit:
+            return untold(f"not played: a rate limit refuses calls ({self._limit})")
         try:
             self._options.budget.check_time(self._elapsed_s)
             judgement = await self._in_time(self._by_best_evidence(case))
@@ -347,6 +354,8 @@ class ProbeSession:
 
     async def _by_figures(self, case: Case) -> Judgement:
         assert self._watch is not None
+        if self._lost:
+            return untold(f"not played: the engine keeps {_calls(self._lost)} that no client waits for")
         leavers, live = self._clients_of(case)
         if case.moment is Moment.QUEUE:
             if not self._slots or self._slots > self._options.clients:
@@ -362,9 +371,15 @@ class ProbeSession:
         """Wait for the others' streams to end, and for the engine to become idle."""
         assert self._watch is not None
         judgement = await self._others_end(scene, judgement)
-        if work := await self._watch.until_idle(self._stage.answer_s * 2 + 5):
-            judgement = judgement.with_note(f"the engine still reports {work} calls")
-        return judgement
+        if not await self._watch.until_idle(self._stage.answer_s * 2 + 5):
+            return judgement
+        with contextlib.suppress(OSError, TimeoutError, BudgetSpent):  # some figures are as old as the engine's last step
+            await first_token_time(self._caller, timeout_s=self._stage.patience_s)
+        work, stands_still = await self._watch.left_over(_LEFT_OVER_S)
+        if not work or not stands_still:
+            return judgement.with_note(f"the engine still reports {_calls(work)}") if work else judgement
+        self._lost = work
+        return judgement.broke(f"the engine keeps {_calls(work)} that no client waits for, and computes nothing")
 
     async def _others_end(self, scene: Scene, judgement: Judgement) -> Judgement:
         try:
@@ -394,9 +409,12 @@ class ProbeSession:
         took_s, failures = None, list[str]()
         while took_s is None and len(failures) < _CANARIES:
             try:
-                took_s, failure = await canary(self._caller, None, patience_s)
+                took_s, failure = await self._admitted_canary(patience_s)
             except OSError as error:
                 failure = "; ".join(connect_problem(self._caller.endpoint, error).problems)
+            if failure.startswith(RATE_LIMIT):
+                self._limit = failure
+                return judgement.with_note(f"a rate limit refuses calls: {failure}")
             if took_s is None:
                 failures.append(failure)
                 await asyncio.sleep(_CANARY_PAUSE_S)
@@ -408,6 +426,16 @@ class ProbeSession:
         if took_s > max(self._quiet.times) * _SLOWER + 1.0:
             return judgement.with_note(f"the next call's first token took {took_s:.1f} s, {self._quiet.middle:.2f} s before")
         return judgement
+
+    async def _admitted_canary(self, patience_s: float) -> tuple[float | None, str]:
+        """Send a canary; if a rate limit refuses it, try again until its minute is over: a limit is no breakdown."""
+        deadline = time.monotonic() + _RATE_LIMIT_S
+        while True:
+            took_s, failure = await canary(self._caller, None, patience_s)
+            if not failure.startswith(RATE_LIMIT) or time.monotonic() > deadline:
+                return took_s, failure
+            self._say(f"waits for a rate limit: {failure}")
+            await asyncio.sleep(_RATE_LIMIT_PAUSE_S)
 
     # After the cases
 
@@ -422,3 +450,7 @@ class ProbeSession:
 
     async def _version(self) -> str:
         return "" if self._is_dead else await find_version(self._engine_caller)
+
+
+def _calls(count: int) -> str:
+    return f"{count} call{'' if count == 1 else 's'}"

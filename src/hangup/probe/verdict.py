@@ -50,6 +50,7 @@ class Trial:
     wanted_s: float = 0.0  # how long that should at least have been, for a verdict that nothing stopped it
     exact: bool = True  # tokens are the engine's count; otherwise what was seen of its slots, which may be less
     rate: float = 0.0  # tokens a second of one call, as measured before; 0: unknown
+    reads: bool = False  # the engine was reading the prompts: that is work, though no token comes of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def judge(trial: Trial, within_s: float) -> Judgement:
         return untold(f"the answer ended by itself after {upper:.1f} s: too soon to tell", trial.departed)
     if ended_itself:
         return _ran_on(trial, stuck, tokens, upper)
-    costs = tokens is None or tokens > _NOTHING  # work that waited and was then dropped cost nothing
+    costs = trial.reads or tokens is None or tokens > _NOTHING  # work that waited and was then dropped cost nothing
     burnt = tokens if tokens is not None else _estimated(trial, upper)
     ruling = Ruling.LATE if lower > within_s and costs else Ruling.STOPPED
     found = Judgement(ruling, FIGURES, trial.departed, 0, upper, burnt, tokens is not None and trial.exact)

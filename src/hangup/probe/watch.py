@@ -58,13 +58,22 @@ class EngineWatch:
     async def until_idle(self, timeout_s: float) -> int:
         """Wait until the engine has no work; return how many calls it still has when the time is over."""
         deadline = time.monotonic() + timeout_s
-        work = 0
         while True:
             found = await self.look()
-            work = found.status.work if found is not None else work
+            work = found.status.work if found is not None else 0
             if (found is not None and not work) or time.monotonic() > deadline:
                 return work
             await asyncio.sleep(self.source.silent_pace_s)
+
+    async def left_over(self, pause_s: float) -> tuple[int, bool]:
+        """Return how many calls the engine has, now and after a pause, and whether it computes nothing for them."""
+        before = await self.look()
+        await asyncio.sleep(pause_s + self.source.lag_s)
+        after = await self.look()
+        if before is None or after is None:
+            return 0, False
+        stands_still = before.tokens is not None and before.tokens == after.tokens
+        return min(before.status.work, after.status.work), stands_still
 
     async def upkeep(self) -> tuple[float | None, float | None]:
         """Return the memory and the open descriptors of the engine's process, where it reports them."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from hangup.cli.table import printable, table
+from hangup.cli.table import printable
 from hangup.errors import ConfigError
+from hangup.terminal import cells, is_coloured, paint
 
 STDOUT = "-"
+_STYLES = {"STOPPED": "green", "LATE": "yellow", "PARTLY": "red", "NEVER": "red", "UNTOLD": "dim", "BROKE": "red"}
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +53,44 @@ def _write_shared(arguments: argparse.Namespace, reports: list[Any], traffic: An
 
 
 def text_report(report: Any, traffic: Any) -> str:
-    from hangup.probe.report import outcome, reason, sentence  # noqa: PLC0415
+    """Return the table, the notes, what the figures belong to, and the verdict; all of it as wide as the terminal."""
+    from hangup.probe.render.markdown import facts  # noqa: PLC0415
+    from hangup.probe.report import sentence  # noqa: PLC0415
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    lines = result_lines(report.results, width, coloured=is_coloured(sys.stdout))
+    texts = [*(f"note: {note}" for note in report.notes), f"figures of: {facts(report)}", "", sentence(report, traffic)]
+    return "\n".join([*lines, *(line for text in texts for line in _wrapped(printable(text), width))])
+
+
+def result_lines(results: Any, width: int, *, coloured: bool = False) -> list[str]:
+    """Return a line for each case; what does not fit the width comes below it. 0: a line may have any length."""
+    from hangup.probe.report import outcome, remarks  # noqa: PLC0415
 
     rows = [
-        [result.case.name, outcome(result.judgement), "" if result.case.counts else "shown only", reason(result.judgement)]
-        for result in report.results
+        (
+            result.case.name,
+            outcome(result.judgement) + ("" if result.case.counts else " (shown only)"),
+            printable(remarks(result.judgement)),
+            _STYLES[result.judgement.ruling.name],
+        )
+        for result in results
     ]
-    lines = table(["CASE", "VERDICT", "", "EVIDENCE"], printable(rows))
-    lines += [f"note: {printable(note)}" for note in report.notes]
-    return "\n".join([*lines, "", printable(sentence(report, traffic))])
+    names, verdicts = (max(map(len, column)) for column in zip(*(row[:2] for row in rows), ("CASE", "VERDICT"), strict=True))
+    heads = f"{'CASE':<{names}}  {'VERDICT':<{verdicts}}  REMARKS"
+    lines = [paint(heads if not width or len(heads) <= width else heads[: names + 9], "bold", coloured)]
+    for name, verdict, remark, style in rows:
+        fits = not width or names + verdicts + 4 + cells(remark) <= width
+        shown = paint(verdict.ljust(verdicts) if remark and fits else verdict, style, coloured)
+        lines.append(f"{name:<{names}}  {shown}" + (f"  {remark}" if remark and fits else ""))
+        lines += [] if fits else _wrapped(remark, width, " " * (names + 2))
+    return lines
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    if not width or not text:
+        return [indent + text]
+    return textwrap.wrap(text, max(width, 40), initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
 
 
 def check_outputs(arguments: argparse.Namespace) -> list[str]:

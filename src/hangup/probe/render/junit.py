@@ -18,7 +18,14 @@ def _suite(report: ProbeReport) -> str:
     skipped = sum(result.judgement.ruling is Ruling.UNTOLD for result in report.results)
     counts = f'tests="{len(report.results)}" failures="{len(report.faults)}" skipped="{skipped}" time="{report.seconds:g}"'
     cases = "".join(_case(report, result) for result in report.results)
-    return f"  <testsuite name={_attribute(report.title)} {counts}>\n{cases}  </testsuite>\n"
+    return f"  <testsuite name={_attribute(report.title)} {counts}>\n{_properties(report)}{cases}  </testsuite>\n"
+
+
+def _properties(report: ProbeReport) -> str:
+    """Return what the verdicts belong to."""
+    names = ("url", "version", "api", "model", "date", "command", "hangup_version", "evidence")
+    rows = (f'<property name="{name}" value={_attribute(getattr(report, name))}/>' for name in names)
+    return f"    <properties>{''.join(rows)}</properties>\n"
 
 
 def _case(report: ProbeReport, result: CaseResult) -> str:
