@@ -7,7 +7,8 @@ by hand, so a call is two function calls: the request comes in, the answer comes
 - CPU time per call, the best of many rounds, which other load on the machine disturbs little.
 
 Most calls have heads like those before them. "ids" are calls in whose heads nothing repeats: each request has an id of its own,
-as behind most proxies, and so has each answer, as from most hosted APIs.
+as behind most proxies, and so has each answer, as from most hosted APIs. "queued" are calls of many clients at an engine with
+few slots, so that most of them wait.
 """
 
 from __future__ import annotations
@@ -81,13 +82,15 @@ KINDS: dict[str, tuple[bytes, list[bytes]]] = {
     "streamed": (request("/v1/chat/completions", {**CHAT, "stream": True}), stream(TOKENS, apart=True)),
 }
 WITH_IDS = {"passed, ids": "passed through", "assembled, ids": "assembled"}
+QUEUED = {"whole, queued": "whole"}
+CLIENTS, SLOTS = 20, 4  # where calls are queued
 
 Exchange = tuple[bytes, list[bytes]]  # a request, and the reads of its answer
 
 
 def exchanges(kind: str, count: int, first: int) -> list[Exchange]:
     """Return the bytes of so many calls; `first` numbers those with ids."""
-    sent, reads = KINDS[WITH_IDS.get(kind, kind)]
+    sent, reads = KINDS[{**WITH_IDS, **QUEUED}.get(kind, kind)]
     if kind not in WITH_IDS:
         return [(sent, reads)] * count
     numbers = range(first, first + count)
@@ -129,22 +132,23 @@ class _Transport(asyncio.Transport):
 
 
 class InMemory:
-    """A gateway between one client and one engine, both played by the caller."""
+    """A gateway between one client and one engine, both played by the caller; or many clients and an engine with few slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, clients: int = 1, slots: int = 0) -> None:
         self.loop = asyncio.get_running_loop()
         self.log = Log(os.devnull, 10_000)
         self.store = LedgerStore("", flush_s=60.0, days=1, accounts_max=1000)
-        backend = BackendSettings(url="http://127.0.0.1:1", name="engine")
+        backend = BackendSettings(url="http://127.0.0.1:1", name="engine", slots=slots)
         self.gateway = Gateway(Settings(backend=(backend,)), self.loop, self.log, store=self.store)
         [made] = self.gateway.backends.by_name.values()
-        self._engine = EngineConnection(made.pool, 65536)  # the only connection in its pool
-        self._engine.connection_made(_Transport())
-        made.pool.put_back(self._engine)
-        self.client = ClientConnection(self.gateway.intake, self.loop)
-        self.to_client = _Transport()
-        self.client.connection_made(self.to_client)
-
+        self._engines = [EngineConnection(made.pool, 65536) for _ in range(slots or 1)]  # the only connections in its pool
+        for engine in self._engines:
+            engine.connection_made(_Transport())
+            made.pool.put_back(engine)
+        self._clients = [ClientConnection(self.gateway.intake, self.loop) for _ in range(clients)]
+        for client in self._clients:
+            client.connection_made(_Transport())
+        self.client, self._engine = self._clients[0], self._engines[0]
         self.calls = 0
 
     def make(self, calls: list[Exchange]) -> None:
@@ -154,6 +158,18 @@ class InMemory:
             self.client.data_received(sent)
             for read in reads:
                 self._engine.data_received(read)
+
+    def make_together(self, calls: list[Exchange]) -> None:
+        """Make these calls, as many at a time as there are clients."""
+        self.calls += len(calls)
+        at_a_time = len(self._clients)
+        for first in range(0, len(calls), at_a_time):
+            for client, (sent, _) in zip(self._clients, calls[first : first + at_a_time], strict=False):
+                client.data_received(sent)
+            while self.gateway.registry.live:
+                for engine in self._engines:
+                    for read in calls[first][1]:
+                        engine.data_received(read)
 
     def check(self) -> None:
         """Raise unless all calls so far were served whole."""
@@ -193,13 +209,22 @@ def functions_called(work: Callable[[], None]) -> int:
     return count
 
 
+def _made_for(kind: str) -> tuple[InMemory, Callable[[list[Exchange]], None]]:
+    """Return a gateway for calls of this kind, and what makes them."""
+    if kind not in QUEUED:
+        made = InMemory()
+        return made, made.make
+    made = InMemory(CLIENTS, SLOTS)
+    return made, made.make_together
+
+
 async def count(kind: str, calls: int = 200) -> float:
     """Return the function calls per call of this kind, warm."""
-    made = InMemory()
+    made, make = _made_for(kind)
     try:
-        made.make(exchanges(kind, WARM_UP, 0))
+        make(exchanges(kind, WARM_UP, 0))
         counted = exchanges(kind, calls, WARM_UP)
-        found = functions_called(lambda: made.make(counted))
+        found = functions_called(lambda: make(counted))
         made.check()
         return found / calls
     finally:
@@ -208,13 +233,13 @@ async def count(kind: str, calls: int = 200) -> float:
 
 async def cpu_us(kind: str, rounds: int = 40, calls: int = 250) -> float:
     """Return the CPU time per call in microseconds, the best of `rounds`. The event loop gets no turn meanwhile."""
-    made = InMemory()
+    made, make = _made_for(kind)
     best = float("inf")
     try:
         for at in range(rounds):
             timed = exchanges(kind, calls, at * calls)
             start = time.thread_time()
-            made.make(timed)
+            make(timed)
             best = min(best, (time.thread_time() - start) / calls)
         made.check()
     finally:
@@ -225,7 +250,7 @@ async def cpu_us(kind: str, rounds: int = 40, calls: int = 250) -> float:
 async def run() -> dict[str, dict[str, float]]:
     """Print the table, each figure beside the one that was kept, and return it."""
     rows = {}
-    for kind in (*KINDS, *WITH_IDS):
+    for kind in (*KINDS, *WITH_IDS, *QUEUED):
         calls, us = round(await count(kind), 1), round(await cpu_us(kind), 1)
         rows[kind] = {"function_calls": calls, "us": us}
         beside = [previous.beside(value, "calls", kind, name) for name, value in rows[kind].items()]

@@ -379,3 +379,14 @@ def test_terms_may_change_while_calls_wait() -> None:
     admission.configure(ROOMY, {"b": TenantTerms(band=Band.HIGH)})
     assert serve(admission, runs, 4) == ["b", "b", "b", "a"]
     assert admission.queue.count == 2
+
+
+def test_a_tenant_that_was_raised_makes_no_room_for_its_old_band() -> None:
+    admission = new_admission(limits=replace(ROOMY, queue_depth_max=4))
+    fill(admission, "x", 1)
+    raised = fill(admission, "a", 3)
+    [other] = fill(admission, "b", 1)
+    admission.configure(admission.limits, {"a": TenantTerms(band=Band.HIGH)})
+    fill(admission, "c", 1)
+    assert all(ticket.queued for ticket in raised)
+    assert other.queued

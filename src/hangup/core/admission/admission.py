@@ -148,7 +148,8 @@ class Admission(Generic[K]):
             return [Action(ticket, None, reasons.NO_BACKEND)]
         if not self.fleet.usable(ticket.tried, ticket.eligible):
             return [Action(ticket, None, reasons.BACKENDS_UNAVAILABLE)]  # no backend is certain to become usable
-        if self.fleet.paused_until(ticket.eligible) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
+        until = self.fleet.paused_until(ticket.eligible)
+        if until and until > min(ticket.queue_by, ticket.first_by, ticket.all_by):
             return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
         patience_s = self._foresight.patience_s(ticket, tenant, now)
@@ -178,7 +179,7 @@ class Admission(Generic[K]):
     def _clear_stale(self, tenant: Tenant[Ticket[K]], now: float, actions: list[Action[K]]) -> None:
         """Refuse the tenant's oldest calls as long as they would be too late even if they were next, to make room for calls
         that would not."""
-        while tenant.line:
+        while tenant.line.count:
             oldest = tenant.line.oldest()
             if not self._foresight.too_late(oldest, None, 0.0, now):
                 return
@@ -190,10 +191,11 @@ class Admission(Generic[K]):
         """Return the reason why the call should not wait, or None if it may."""
         if ticket.retry and tenant.retries.spent:
             return reasons.RETRY_BUDGET
-        per_s = self._drain_rates.per_s(ticket.eligible)
-        if per_s and self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
-            return reasons.QUEUE_TOO_LONG
-        wait_s = self.queue.starts_before(ticket, tenant, now) / per_s if per_s else 0.0
+        wait_s = 0.0
+        if per_s := self._drain_rates.per_s(ticket.eligible):
+            if self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
+                return reasons.QUEUE_TOO_LONG
+            wait_s = self.queue.starts_before(ticket, tenant, now) / per_s
         if self._foresight.too_late(ticket, None, wait_s, now):
             return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
         return None
@@ -341,7 +343,7 @@ class Admission(Generic[K]):
             if ticket is None:
                 break
             assert ticket.tenant is not None
-            held = self._is_held_back(ticket.tenant, ticket.eligible)
+            held = self._holds_back and self._is_held_back(ticket.tenant, ticket.eligible)
             load = fleet.best(ticket.kv, ticket.tried | kept, ticket.eligible) if not held else None
             if load is not None:
                 self._start_or_refuse(ticket, load, now, actions)

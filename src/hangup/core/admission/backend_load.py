@@ -109,7 +109,10 @@ class BackendLoad:
             if self.allotted < free:
                 free = self.allotted
             return max(free if limiter.refused_max >= free else int(limiter.refused_max), 0)
-        return NO_LIMIT if limiter.unlimited else int(min(limiter.limit(self.in_flight, self.unstarted, self.held), NO_LIMIT))
+        if limiter.unlimited:
+            return NO_LIMIT
+        most = limiter.limit(self.in_flight, self.unstarted, self.held)
+        return int(most) if most < NO_LIMIT else NO_LIMIT
 
     @property
     def full_of_others(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from hangup.core.admission.estimates import Rate
 
 BackendNames = frozenset[str] | None
@@ -16,7 +18,7 @@ class DrainRates:
     def __init__(self) -> None:
         self._rates: dict[BackendNames, Rate] = {None: Rate()}
 
-    def pass_time(self, seconds: float, waiting: set[BackendNames]) -> None:
+    def pass_time(self, seconds: float, waiting: Set[BackendNames]) -> None:
         """Advance time for `waiting`: the sets of backends that calls waited for all this time."""
         for eligible in waiting:
             rate = self._rates.get(eligible)

@@ -116,7 +116,9 @@ class Fleet:
         only = self._only
         if only is not None:  # the usual case: there is nothing to choose
             if only.awaiting_first_token:
-                self.look_for_overdue(only)
+                overdue_at = next(iter(only.awaiting_first_token)).overdue_at
+                if overdue_at <= self.now or overdue_at == math.inf:
+                    self.look_for_overdue(only)
             return only if only.in_flight < only.limit_counted and (not only.kv_tokens or only.fits(kv)) else None
         return self._best_in(self._all, kv)
 
@@ -216,8 +218,10 @@ class Fleet:
 
     def is_cold(self, eligible: frozenset[str] | None) -> bool:
         """Return whether there is a healthy backend with no evidence that calls would wait there."""
-        among = self.loads if eligible is None else self._among(NOBODY, eligible)
-        return any(load.is_open and load.health.well for load in among)
+        for load in self.loads if eligible is None else self._among(NOBODY, eligible):
+            if load.is_open and load.health.well:
+                return True
+        return False
 
     @property
     def capacity(self) -> int | None:
@@ -246,8 +250,10 @@ class Fleet:
 
     def usable(self, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> bool:
         """Return whether there is any backend that such a call could wait for."""
-        among = self.loads if eligible is None and not tried else self._among(tried, eligible)
-        return any(load.health.in_service for load in among)
+        for load in self.loads if eligible is None and not tried else self._among(tried, eligible):
+            if load.health.in_service:
+                return True
+        return False
 
     def estimates_of(self, eligible: frozenset[str] | None) -> Estimates:
         """Return the estimates for a call: those of all backends, or of one that can answer it if not all can."""

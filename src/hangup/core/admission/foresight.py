@@ -29,8 +29,9 @@ class Foresight:
         first_by, all_by = self.leaves_by(ticket, tenant)
         if ticket.stream and all_by < math.inf:  # the time to spare is what the answer itself does not take
             all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.eligible).step.get(now) or 0.0)
-        ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
-        limit_s = min(ticket.patience_s, self.queue_s)
+        patience_s = (first_by if first_by < all_by else all_by) - now
+        ticket.patience_s = patience_s = patience_s if patience_s > 0.0 else 0.0
+        limit_s = patience_s if patience_s < self.queue_s else self.queue_s
         mean = tenant.patience_s if tenant.patience_s is not None else self.queue_s
         tenant.patience_s = mean + (limit_s - mean) * _PATIENCE_GAIN
         return tenant.patience_s

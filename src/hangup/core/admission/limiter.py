@@ -214,12 +214,13 @@ class LearnedLimit:
         self._seen += 1
         if not late:
             self._tokens_to_try -= 1
-        if late is not None:
+        if late is None:
+            if not self.unlimited or self.queues is not _NONE:
+                self._bound()
+        else:
             self._judge(late, ahead)
             if not late and self.queues is not _NONE and waited_s <= _EASY_BY * usual_s + _EASY_S:
                 self._grown += 1
-        if not self.unlimited or self.queues is not _NONE:
-            self._bound()
 
     def open_if_on_time(self) -> None:
         """Drop the limit if calls are on time; call this while the limit holds nobody back."""
@@ -380,19 +381,27 @@ class LearnedLimit:
     def limit(self, in_flight: int, unstarted: int, held: int) -> float:
         """Return how many calls the engine may have now; `held` of its calls have ended and are not known to be gone."""
         running = in_flight - unstarted
-        most = min(running + self.unstarted_allowed(running), self.in_flight_max)
-        seldom = self._count - 1 < SPARE / _SOON_S * max(_MEMORY * self._reads_s, 1.0)
-        if self._full and self.most_running and seldom and not self._reports_none_waiting:  # `most_running` 0 would shut it out
-            # Slots get free too seldom: a call had better wait here than in the engine, where no other can overtake it.
-            most = min(most, self.most_running + held + (self._tokens_to_try <= 0))
+        most = running + self.unstarted_allowed(running)
+        if most > self.refused_max:
+            most = self.refused_max
+        if most > self.slow_max:
+            most = self.slow_max
+        if self._full and self.most_running and not self._reports_none_waiting:  # `most_running` 0 would shut it out
+            memory = _MEMORY * self._reads_s
+            seldom = self._count - 1 < SPARE / _SOON_S * (memory if memory > 1.0 else 1.0)
+            known = self.most_running + held + (self._tokens_to_try <= 0)
+            if seldom and known < most:
+                # Slots get free too seldom: a call had better wait here than in the engine, where no other can overtake it.
+                return known
         return most
 
     def unstarted_allowed(self, running: int) -> float:
         """Return how many calls may be without a first token. Beyond the number that the engine was seen to run, only one more
         is allowed at a time, unless the engine itself reports that none waits."""
-        if not self._grown:
-            return self.unstarted_max
-        # A call that has ended here may still count, and its successor already: that many fewer are certainly free.
-        return self.unstarted_max + (
-            self._grown if self._reports_none_waiting else min(self._grown, max(self.most_running - running - SPARE, 1))
-        )
+        more = self._grown
+        if more > 1 and not self._reports_none_waiting:
+            # A call that has ended here may still count, and its successor already: that many fewer are certainly free.
+            free = self.most_running - running - SPARE
+            if free < more:
+                more = free if free > 1 else 1
+        return self.unstarted_max + more

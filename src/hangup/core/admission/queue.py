@@ -14,7 +14,7 @@ skipped.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from typing import Generic
 
 from hangup.core.admission.drain_rate import overlap
@@ -22,6 +22,7 @@ from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, QueueGroup
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import K, Ticket
 
+_ANY: frozenset[frozenset[str] | None] = frozenset([None])
 _PATIENCE_SHARE = 0.25  # of a client's patience: for that long, calls go in order
 _AHEAD_MAX = 50_000.0  # tokens by weight: what other processes served puts a tenant this far behind its turn at most
 
@@ -72,18 +73,20 @@ class Queue(Generic[K]):
 
     def _link(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> None:
         lane = self._lanes[tenant.terms.band]
-        if not tenant.line:
+        line = tenant.line
+        if not line.count:
             self.lift(tenant)
             lane.tenants += 1
             lane.weight += tenant.terms.weight
             self._enter(lane, tenant)
-        tenant.line.push(ticket)
+        line.push(ticket)
         self.groups[ticket.queue_group] = self.groups.get(ticket.queue_group, 0) + 1
         lane.count += 1
-        self._entries += 1
-        heapq.heappush(lane.by_length, (-len(tenant.line) / tenant.terms.weight, self._entries, tenant))
-        if len(lane.by_length) > 64 + 2 * lane.count:
-            self._tidy(lane)
+        length = line.count / tenant.terms.weight
+        if length > tenant.length_entered:  # else its entries are corrected when they come to the top
+            self._enter_length(lane, tenant, length)
+            if len(lane.by_length) > 64 + 2 * lane.count:
+                self._tidy(lane)
 
     def remove(self, ticket: Ticket[K]) -> None:
         """Remove a call, for whatever reason."""
@@ -114,7 +117,7 @@ class Queue(Generic[K]):
         if not remaining:
             del self.groups[ticket.queue_group]
         lane.count -= 1
-        if not tenant.line:
+        if not tenant.line.count:
             tenant.version += 1  # invalidates its entry in the heap
             lane.tenants -= 1
             lane.weight -= tenant.terms.weight
@@ -125,6 +128,7 @@ class Queue(Generic[K]):
         for ticket in waiting:
             self._unlink(ticket)
         tenant.set_terms(terms)
+        tenant.length_entered = 0.0  # nothing is entered in its new band
         for ticket in waiting:
             self._link(ticket, tenant)
 
@@ -164,13 +168,17 @@ class Queue(Generic[K]):
                 return newest if self._is_standing(oldest, newest, now) else oldest
         return None
 
-    def eligible_sets(self) -> set[frozenset[str] | None]:
+    def eligible_sets(self) -> Set[frozenset[str] | None]:
         """Return the sets of backends that calls wait for; None stands for any backend."""
+        if self.aside is None and len(self.groups) == 1 and ANYWHERE in self.groups:  # the usual case
+            return _ANY
         sets = {eligible for eligible, _ in self.groups}
         return sets if self.aside is None else sets | {self.aside.eligible}
 
     def wanted_backends(self) -> frozenset[str] | None:
         """Return all backends that calls wait for; None if a call waits for any."""
+        if ANYWHERE in self.groups:
+            return None
         wanted = NOBODY
         for eligible in self.eligible_sets():
             if eligible is None:
@@ -180,7 +188,8 @@ class Queue(Generic[K]):
 
     def _is_standing(self, oldest: Ticket[K], newest: Ticket[K], now: float) -> bool:
         """Return whether the queue moves too slowly for the newest call to wait until all before it have started."""
-        return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
+        in_order_s = _PATIENCE_SHARE * newest.patience_s
+        return now - oldest.queued_at > (in_order_s if in_order_s < self.lifo_after_s else self.lifo_after_s)
 
     def _least_served(self, lane: _Lane[K], full: Collection[QueueGroup]) -> tuple[Ticket[K], Ticket[K]] | None:
         """Return the oldest and the newest call of the tenant that is next."""
@@ -188,9 +197,14 @@ class Queue(Generic[K]):
         passed: list[tuple[float, int, int, Tenant[Ticket[K]]]] = []
         found = None
         while heap and found is None:
-            _, _, version, tenant = heap[0]
+            served, _, version, tenant = heap[0]
             if version != tenant.version:
                 heapq.heappop(heap)
+                continue
+            if served < tenant.served:  # it was charged since
+                self._entries += 1
+                tenant.entered = tenant.served
+                heapq.heapreplace(heap, (tenant.served, self._entries, version, tenant))
                 continue
             found = tenant.line.ends(full)
             if found is None:
@@ -204,7 +218,7 @@ class Queue(Generic[K]):
         weighted = tokens / tenant.terms.weight
         tenant.served += weighted
         tenant.served_here += weighted
-        if tenant.line.count:
+        if tenant.line.count and tenant.served < tenant.entered:  # else its entry is corrected when it comes to the top
             self._enter(self._lanes[tenant.terms.band], tenant)
 
     def charge_for_others(self, tenant: Tenant[Ticket[K]], weighted: float) -> None:
@@ -214,7 +228,7 @@ class Queue(Generic[K]):
         if not self.count:
             self.note_start(tenant)
         tenant.served = min(tenant.served + weighted, most)
-        if tenant.line.count:
+        if tenant.line.count and tenant.served < tenant.entered:
             self._enter(self._lanes[tenant.terms.band], tenant)
 
     def note_start(self, tenant: Tenant[Ticket[K]]) -> None:
@@ -229,29 +243,35 @@ class Queue(Generic[K]):
 
     def _enter(self, lane: _Lane[K], tenant: Tenant[Ticket[K]]) -> None:
         tenant.version += 1
+        tenant.entered = tenant.served
         self._entries += 1
         heapq.heappush(lane.by_service, (tenant.served, self._entries, tenant.version, tenant))
         if len(lane.by_service) > 64 + 4 * lane.tenants:
-            lane.by_service = [entry for entry in lane.by_service if entry[2] == entry[3].version and entry[3].line]
+            lane.by_service = [entry for entry in lane.by_service if entry[2] == entry[3].version and entry[3].line.count]
             heapq.heapify(lane.by_service)
 
     # Overflow
 
     def ahead_of(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]]) -> float:
         """Estimate how many calls start until all of this tenant's queue has started."""
-        return self._rounds(newcomer, tenant, len(tenant.line))
+        return self._rounds(newcomer, tenant, tenant.line.count)
 
     def starts_before(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> float:
         """Estimate how many calls start before a new call of this tenant."""
-        first = not tenant.line or self._is_standing(tenant.line.oldest(), newcomer, now)
-        return self._rounds(newcomer, tenant, 0 if first else len(tenant.line))
+        waiting = tenant.line.count
+        first = not waiting or self._is_standing(tenant.line.oldest(), newcomer, now)
+        return self._rounds(newcomer, tenant, 0 if first else waiting)
 
     def _rounds(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], turns: int) -> float:
         """Return how many calls start until this tenant has had `turns` starts; calls that wait for other backends do not
         count."""
-        lane = self._lanes[tenant.terms.band]
-        higher = sum(lane.count for lane in self._lanes[: tenant.terms.band])
-        rounds = higher + min(lane.count, turns * lane.weight / tenant.terms.weight)
+        terms = tenant.terms
+        lane = self._lanes[terms.band]
+        rounds = turns * lane.weight / terms.weight
+        if rounds > lane.count:
+            rounds = lane.count
+        for higher in self._lanes[: terms.band]:
+            rounds += higher.count
         if newcomer.eligible is None:
             return rounds
         return min(rounds, sum(count for (eligible, _), count in self.groups.items() if overlap(eligible, newcomer.eligible)))
@@ -293,17 +313,28 @@ class Queue(Generic[K]):
         heap = lane.by_length
         while True:
             length, _, tenant = heap[0]
-            current = -len(tenant.line) / tenant.terms.weight
-            if length == current:
+            if self._lanes[tenant.terms.band] is not lane:  # a reload gave it another priority
+                heapq.heappop(heap)
+                continue
+            current = tenant.line.count / tenant.terms.weight
+            if -length == current:
                 return tenant
             heapq.heappop(heap)
-            if current and length < current:
-                self._entries += 1
-                heapq.heappush(heap, (current, self._entries, tenant))
+            tenant.length_entered = 0.0
+            if current and -length > current:
+                self._enter_length(lane, tenant, current)
+
+    def _enter_length(self, lane: _Lane[K], tenant: Tenant[Ticket[K]], length: float) -> None:
+        self._entries += 1
+        tenant.length_entered = length
+        heapq.heappush(lane.by_length, (-length, self._entries, tenant))
 
     def _tidy(self, lane: _Lane[K]) -> None:
-        tenants = {id(entry[2]): entry[2] for entry in lane.by_length if entry[2].line}
-        self._entries += 1
-        lane.by_length = [(-len(t.line) / t.terms.weight, self._entries + at, t) for at, t in enumerate(tenants.values())]
-        self._entries += len(tenants)
-        heapq.heapify(lane.by_length)
+        tenants = {id(entry[2]): entry[2] for entry in lane.by_length}.values()
+        lane.by_length = []
+        for tenant in tenants:
+            if self._lanes[tenant.terms.band] is not lane:
+                continue
+            tenant.length_entered = 0.0
+            if tenant.line.count:
+                self._enter_length(lane, tenant, tenant.line.count / tenant.terms.weight)

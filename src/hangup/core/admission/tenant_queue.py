@@ -60,11 +60,14 @@ class TenantQueue(Generic[Q]):
         self.count -= 1
 
     def oldest(self) -> Q:
-        return min((next(iter(group)) for group in self._groups.values()), key=_order)
+        groups = self._groups.values()
+        if len(groups) == 1:  # the usual case
+            return next(iter(next(iter(groups))))
+        return min((next(iter(group)) for group in groups), key=_order)
 
     def ends(self, full: Container[QueueGroup] = _NONE) -> tuple[Q, Q] | None:
         """Return the oldest and the newest call, of those that wait for something other than `full`."""
-        groups = [calls for group, calls in self._groups.items() if group not in full]
+        groups = [calls for group, calls in self._groups.items() if group not in full] if full else list(self._groups.values())
         if len(groups) == 1:  # the usual case
             return next(iter(groups[0])), next(reversed(groups[0]))
         if not groups:

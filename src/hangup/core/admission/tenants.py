@@ -102,8 +102,10 @@ class Tenant(Generic[Q]):
         "_lengths",
         "allotted",
         "allowance",
+        "entered",
         "has_quota",
         "in_flight",
+        "length_entered",
         "line",
         "name",
         "patience",
@@ -124,7 +126,9 @@ class Tenant(Generic[Q]):
         self.waiting = 0  # queued, or set aside
         self.in_flight = 0
         self.allotted = NO_LIMIT  # of its `concurrency_max`, what this process may use: others serve the tenant as well
-        self.version = 0  # of its entry in the queue's heap
+        self.version = 0  # of its entry in the queue's heap,
+        self.entered = 0.0  # and the `served` that this says, which may be less than it is now
+        self.length_entered = 0.0  # the same for the heap of lengths, by weight: what its entry says may be more than it is now
         self.patience = TenantPatience()
         self.patience_s: float | None = None  # how long its clients would wait in the queue, on average
         self.retries = RetryBudget()
