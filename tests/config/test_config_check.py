@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from hangup.cli import startup_check
 from hangup.cli.main import main
 from hangup.config.toml_text import example
+from hangup.errors import HangupError
+from hangup.gateway.store.database import Database
 from hangup.gateway.store.jobs.schema import MIGRATIONS
+from hangup.gateway.store.ledger_tables import LedgerFile
 
 BACKEND = '[[backend]]\nurl = "http://127.0.0.1:9"\n'
 
@@ -78,6 +85,57 @@ def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *option
             'shared_state = "redis://h"\nshared_state_password_env = "UNSET"\n',
             "FILE:2:1: shared_state_password_env names UNSET, which is not set in the environment",
         ),
+        (f'host = "{"a" * 64}.example"\n', "cannot listen on " + "a" * 64 + ".example:8080: not a valid host name"),
+        (
+            "host = '0.0.0.0'\nport = 7000\nadmin_port = 7000\n",
+            "FILE:3:1: port and admin_port are both 7000, and 0.0.0.0 and 127.0.0.1 overlap",
+        ),
+        (f'log = "/tmp/{"a" * 300}"\n', "FILE:1:1: log: /tmp/" + "a" * 300 + ": File name too long"),
+        ('ledger = "/dev/null"\n', "FILE:1:1: ledger: /dev/null is not a file"),
+        (
+            'ledger = "mysql://u:planted@h/d"\n',
+            "FILE:1:1: ledger: expected a file or postgresql://…, got an address",
+        ),
+        ('jobs = "postgresql+psycopg://h/d"\n', "FILE:1:1: jobs: expected a file or postgresql://…, got an address"),
+        (
+            'ledger = "none"\n',
+            "FILE:1:1: ledger: expected a file or postgresql://…, got 'none'; leave it out, or set it to \"\"",
+        ),
+        ('jobs = "/tmp/a/../x.db"\nledger = "/tmp/x.db"\n', "FILE:2:1: ledger: jobs has the same file; give each its own"),
+        ('jobs = "postgresql://h:x/d"\n', "FILE:1:1: cannot use postgresql://h:x/d: the port is not a number"),
+        (
+            'ledger = "postgresql://h/d?sslmode=on"\n',
+            "FILE:1:1: cannot use postgresql://h/d?sslmode=on: sslmode must be",
+        ),
+        ("allowed_hosts = 'a.example, https://b.example'\n", "FILE:1:1: allowed_hosts: expected names of hosts, without https"),
+        (
+            "allowed_hosts = '*.example'\n",
+            "FILE:1:1: allowed_hosts: expected names of hosts, without https://, port or wildcard",
+        ),
+        ("admin_names = 'a.example:8081'\n", "FILE:1:1: admin_names: expected names of hosts"),
+        ("websocket_origins = 'page.example'\n", "FILE:1:1: websocket_origins: expected https://page.example, without a path"),
+        ("websocket_origins = 'https://page.example/'\n", "FILE:1:1: websocket_origins: expected https://page.example"),
+        ("ledger = '$HOME/ledger.db'\n", "FILE:1:1: ledger: $HOME is not replaced by a value"),
+        (f"{BACKEND}spawn = 'sleep 9 | cat'\n", "FILE:3:1: spawn: | is handed to the program: there is no shell"),
+        (f"{BACKEND}restart_command = 'true && true'\n", "FILE:3:1: restart_command: && is handed to the program"),
+        ("[[backend]]\nurl = 'http://192.0.2.1:1'\nspawn = 'true'\n", "FILE:3:1: spawn: the engine would run on this machine"),
+        ("[[backends]]\nurl = 'http://a'\n", "FILE:1:1: unknown setting backends\n  hint: did you mean backend?"),
+        ("[[limits]]\ngap_s = 1\n", "FILE:1:1: limits must be a table: [limits]"),
+        (
+            "[[backend]]\nurl = 'http://1.2.3.400'\n",
+            "FILE:2:1: url: 'http://1.2.3.400': 1.2.3.400 is neither",
+        ),
+        ("[[backend]]\nurl = 'dns+http://a..b'\n", "FILE:2:1: url: 'http://a..b': a..b is neither the name of a host nor"),
+        (
+            "[[backend]]\nurl = 'http://a/v1/chat/completions'\n",
+            "an endpoint; leave /v1/chat/completions out",
+        ),
+        (
+            "alarm_webhook = 'https://hooks.example:x/planted'\n",
+            "FILE:1:1: alarm_webhook: expected http://host",
+        ),
+        ("otlp_endpoint = 'http://'\n", "FILE:1:1: otlp_endpoint: expected http://host[:port] or https://host[:port]"),
+        (f"{BACKEND}busy_from = 'http://h:99999/metrics'\n", "FILE:3:1: busy_from: expected engine, nvml, nvml:0,1 or an http"),
         (
             'shared_state = "redis://:planted@h"\nshared_state_password_command = "true"\n',
             "FILE:2:1: shared_state_password_command: the address in shared_state has a password as well",
@@ -85,7 +143,15 @@ def check(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str], *option
     ],
 )
 def test_problems_of_this_machine(tmp_path: Path, text: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert expected in check(tmp_path, text, capsys)
+    said = check(tmp_path, text, capsys)
+    assert expected in said
+    assert "planted" not in said
+
+
+def test_a_file_in_another_encoding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hangup.toml").write_bytes("port = 1\n# für\n".encode("latin-1"))
+    assert main(["config", "check", str(tmp_path / "hangup.toml")]) == 2
+    assert "hangup.toml:2:4: not valid TOML: the file is not in UTF-8" in capsys.readouterr().err
 
 
 def test_packages_that_are_not_installed(
@@ -117,15 +183,59 @@ def test_variables_of_opentelemetry_that_cannot_be_used(
 
 
 def test_a_store_of_a_newer_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("jobs", "ledger"):
+    for name, table in (("jobs", "job"), ("ledger", "spent")):
         path = tmp_path / f"{name}.sqlite"
         with sqlite3.connect(path) as db:
             db.execute("PRAGMA user_version = 99")
-            db.execute("CREATE TABLE a (b)")
+            db.execute(f"CREATE TABLE {table} (b)")
         db.close()
         said = check(tmp_path, f'{name} = "{path}"\n', capsys)
         assert f"FILE:1:1: {name}: {path} was written by a newer version of hangup (schema 99, here " in said
     assert len(MIGRATIONS) < 99
+
+
+def test_a_store_of_another_program_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE bookmarks (b)")
+    before = path.read_bytes()
+    for name in ("jobs", "ledger"):
+        said = check(tmp_path, f'{name} = "{path}"\n', capsys)
+        assert f"FILE:1:1: {name}: {path} is a SQLite file, but not one of this store: it has other tables" in said
+        with pytest.raises(HangupError, match="it has other tables"):
+            Database(str(path), MIGRATIONS) if name == "jobs" else LedgerFile(str(path), 1 << 20)
+    assert path.read_bytes() == before
+
+
+def test_a_key_with_a_passphrase(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """OpenSSL would ask for it at the terminal, and a service would hang or fail with "Invalid argument"."""
+    issued = trustme.CA().issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    kind, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(kind, form, serialization.BestAvailableEncryption(b"planted")))
+    said = check(tmp_path, f'tls_cert = "{tmp_path}/cert.pem"\ntls_key = "{tmp_path}/key.pem"\n', capfd)
+    assert "FILE:1:1: cannot use tls_key: it is encrypted" in said and "pass phrase" not in said
+
+
+def test_a_log_that_nobody_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    text = f'log = "{tmp_path}/pipe"\n'
+    assert f"FILE:1:1: log: nobody reads from the pipe {tmp_path}/pipe" in check(tmp_path, text, capsys)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert check(tmp_path, text, capsys) == ""
+    finally:
+        os.close(reader)
+
+
+def test_homes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = f'log = "~/hangup.log"\n{BACKEND}spawn_log = "~/nowhere/engine.log"\nca_file = "~/ca.pem"\n'
+    said = check(tmp_path, text, capsys)
+    assert f"ca_file: cannot use {tmp_path}/ca.pem: No such file" in said
+    said = check(tmp_path, text.replace("ca_file", "#ca_file"), capsys)
+    assert f"FILE:4:1: spawn_log: the folder {tmp_path}/nowhere does not exist" in said and "FILE:1" not in said
 
 
 def test_jobs_that_would_be_turned_off_are_a_warning(
@@ -136,6 +246,41 @@ def test_jobs_that_would_be_turned_off_are_a_warning(
     path.write_text(BACKEND)
     assert main(["config", "check", str(path)]) == 0
     assert "hangup: warning: jobs would be turned off: /dev/null is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[[backend]]\nurl = 'http://localhost:8080'\n",
+            "FILE:2:1: http://localhost:8080 is the port that hangup itself listens",
+        ),
+        ("host = '0.0.0.0'\n[[backend]]\nurl = 'http://127.0.0.1:8081/v1'\n", "FILE:3:1: http://127.0.0.1:8081/v1 is the port"),
+        ("log = 'stderr'\n", "FILE:1:1: the log goes to a file named stderr; - means stdout"),
+    ],
+)
+def test_what_is_odd_but_possible_is_a_warning(
+    tmp_path: Path, text: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "hangup.toml"
+    path.write_text(text)
+    assert main(["config", "check", str(path)]) == 0
+    assert f"hangup: warning: {expected}" in capsys.readouterr().err.replace(str(path), "FILE")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "allowed_hosts = 'a.example, [::1], localhost, *'\nadmin_names = 'hangup-admin'\n",
+        "websocket_origins = 'https://a.example:8443, *'\n",
+        "[[backend]]\nurl = 'http://[::1]:9'\n[[backend]]\nurl = 'http://a_b:9/base/v1'\n",
+        f"{BACKEND}spawn = \"sh -c 'sleep 9 | cat'\"\n",
+        "jobs = 'jobs.db'\nledger = 'ledger.db'\nalarm_webhook = 'https://u:p@hooks.example/a?b=c'\n",
+    ],
+)
+def test_what_serve_can_use_is_no_problem(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(tmp_path, text, capsys) == ""
 
 
 def test_all_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

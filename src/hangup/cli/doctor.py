@@ -12,7 +12,7 @@ from typing import Any
 
 from hangup.cli.table import printable
 from hangup.config import BackendLimits, BackendSettings, LimitSettings, secrets
-from hangup.config.load import url_problem
+from hangup.config.addresses import url_problem
 from hangup.core.reaper import EngineStatus
 from hangup.errors import EngineFault, HangupError
 from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from hangup.cli.doctor import ask_what_it_is
 from hangup.cli.litellm import taken_over
 from hangup.config import BackendSettings, LimitSettings
-from hangup.config.load import load, url_problem
+from hangup.config.addresses import url_problem
+from hangup.config.load import load
 from hangup.config.toml_text import written
 from hangup.errors import HangupError
 from hangup.gateway.backends.backend import Backend

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hangup.cli.keys import digest_of
+from hangup.config.addresses import url_problem
 from hangup.config.check import default_name
-from hangup.config.load import url_problem
 from hangup.errors import HangupError
 
 Table = tuple[str, str, dict[str, Any]]  # name of the list, comment, values

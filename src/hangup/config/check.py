@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import re
 import shlex
@@ -10,7 +9,9 @@ import ssl
 from collections import Counter
 from urllib.parse import urlsplit
 
+from hangup.config.addresses import is_discovered, is_web_address
 from hangup.config.locate import Path
+from hangup.config.paths import expanded
 from hangup.config.schema import BackendSettings, Settings
 from hangup.config.secrets import SERVERS, sources
 
@@ -18,6 +19,7 @@ _TARGET = re.compile(r"/[!-~]*")  # what may stand in a request line
 _BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?")
 SHARED_STATE = re.compile(r"(rediss?(\+sentinel|\+cluster)?|unix)://")
 HAS_PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&]password=")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -30,11 +32,13 @@ def problems(settings: Settings) -> list[tuple[Path, str]]:
     if settings.dns_server and dns_server_of(settings.dns_server) is None:
         expected = "expected an IP address, with :port if it is not 53"
         found.append((("dns_server",), f"dns_server: {expected}, got {settings.dns_server!r}"))
-    for name in ("alarm_webhook", "otlp_endpoint"):
-        url = getattr(settings, name)
-        if url and not url.startswith(("http://", "https://")):
-            found.append(((name,), f"{name}: expected an http:// or https:// address, got {url!r}"))
+    found += [
+        ((name,), f"{name}: expected http://host[:port] or https://host[:port]")  # it may hold a key, so it is not shown
+        for name in ("alarm_webhook", "otlp_endpoint")
+        if (url := getattr(settings, name)) and not is_web_address(url)
+    ]
     found += _shared_state_problems(settings)
+    found += _store_problems(settings)
     found += _password_problems(settings)
     if settings.port == settings.admin_port != 0 and settings.host == settings.admin_host:
         found.append((("admin_port",), f"port and admin_port are both {settings.port}; choose another for one of them"))
@@ -69,6 +73,30 @@ def _shared_state_problems(settings: Settings) -> list[tuple[Path, str]]:
     return found
 
 
+def _store_problems(settings: Settings) -> list[tuple[Path, str]]:
+    """Return values that would become the name of a strange file, and one file for two stores."""
+    found: list[tuple[Path, str]] = []
+    for name in ("jobs", "ledger"):
+        value = getattr(settings, name)
+        if (scheme := _SCHEME.match(value)) and scheme[1] not in ("postgresql", "postgres"):
+            found.append(((name,), f"{name}: expected a file or postgresql://…, got an address that begins with {scheme[0]}"))
+    if settings.ledger in ("auto", "none", "provider"):
+        instead = 'leave it out, or set it to "", to keep the ledger in memory'
+        found.append((("ledger",), f"ledger: expected a file or postgresql://…, got {settings.ledger!r}; {instead}"))
+    elif settings.jobs and settings.ledger and not found and _same_file(settings.jobs, settings.ledger):
+        found.append((("ledger",), "ledger: jobs has the same file; give each its own"))
+    return found
+
+
+def _same_file(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        return False
+    try:
+        return expanded(one).resolve() == expanded(other).resolve()
+    except (OSError, RuntimeError):
+        return False
+
+
 def _password_problems(settings: Settings) -> list[tuple[Path, str]]:
     """Return passwords that nobody would be asked for, and those that are given twice."""
     found: list[tuple[Path, str]] = []
@@ -85,7 +113,8 @@ def _password_problems(settings: Settings) -> list[tuple[Path, str]]:
 def backend_problems(backend: BackendSettings) -> list[tuple[str, str]]:
     """Return what is wrong with one backend, each with the name of its setting."""
     found = []
-    if not _BUSY_FROM.fullmatch(backend.busy_from):
+    at = backend.busy_from.partition("#")[0]
+    if not _BUSY_FROM.fullmatch(backend.busy_from) or ("://" in at and not is_web_address(at)):
         found.append(("busy_from", f"expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}"))
     if backend.health_path and not _TARGET.fullmatch(backend.health_path):
         found.append(("health_path", f"expected a path like /health, without spaces, got {backend.health_path!r}"))
@@ -115,23 +144,6 @@ def dns_server_of(text: str) -> tuple[str, int] | None:
         return str(ipaddress.ip_address(parts.hostname or "")), parts.port or 53
     except ValueError:
         return None
-
-
-def is_discovered(url: str) -> bool:
-    """Return whether the backends at this URL are found by DNS."""
-    return url.startswith("dns+")
-
-
-def name_problem(url: str) -> str:
-    """Return what is wrong with the name in a dns+ URL, or ""."""
-    parts = urlsplit(url)
-    name = parts.hostname or ""
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name)
-        return f"{url!r} has an address where dns+ needs a name; leave dns+ out"
-    if name.startswith("_") and parts.port is not None:
-        return f"{url!r} names an SRV record, which has the port: leave :{parts.port} out"
-    return ""
 
 
 def default_name(url: str) -> str:

@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from hangup.config import check, keys, locate, secrets
+from hangup.config.addresses import url_problem
 from hangup.config.limits import LimitSettings
 from hangup.config.locate import Places
+from hangup.config.paths import with_home
 from hangup.config.schema import (
     APIS,
     LISTS,
@@ -151,7 +152,7 @@ def load(
     tenants = _tenants(document.get("tenant", []), place, problems)
     routes = _routes(document.get("route", []), place, problems)
     aliases = _aliases(document.get("alias", []), place, problems)
-    settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes, alias=aliases)
+    settings = _with_homes(Settings(**values, backend=chosen or backends, tenant=tenants, route=routes, alias=aliases))
     config = Configuration(settings, origins, path, places=place)
     for at, problem in check.problems(settings):
         problems.add(config.place(at), problem)
@@ -162,6 +163,16 @@ def load(
     if problems:
         raise ConfigError(problems)
     return dataclasses.replace(config, settings=settings, warnings=_warnings(settings, problems, flags))
+
+
+def _with_homes(settings: Settings) -> Settings:
+    """Replace ~ by the home directory in the names of files. Stores and secrets do so where they are opened."""
+    backends = tuple(
+        dataclasses.replace(backend, ca_file=with_home(backend.ca_file), spawn_log=with_home(backend.spawn_log))
+        for backend in settings.backend
+    )
+    own: dict[str, Any] = {name: with_home(getattr(settings, name)) for name in ("log", "tls_cert", "tls_key")}
+    return dataclasses.replace(settings, backend=backends, **own)
 
 
 def _warnings(settings: Settings, problems: _Problems, flags: Mapping[str, Any]) -> tuple[str, ...]:
@@ -182,8 +193,13 @@ def _warnings(settings: Settings, problems: _Problems, flags: Mapping[str, Any])
 def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[locate.Path, locate.Position]]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.add(str(path), f"cannot be read: {error}")
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        problems.add(f"{path}:{line}:{column}", "not valid TOML: the file is not in UTF-8")
+        return {}, {}
+    except OSError as error:
+        problems.add(str(path), f"cannot be read: {error.strerror or error}")
         return {}, {}
     try:
         return tomllib.loads(text), locate.key_positions(text)
@@ -426,33 +442,6 @@ def _upstreams(
     if urls:
         origins["backend"] = where
     return tuple(BackendSettings(url=url, engine=engine or env.get("HANGUP_ENGINE") or "auto") for url in urls)
-
-
-def url_problem(url: str) -> str:
-    """Return what is wrong with the URL of a configured backend, or ""."""
-    if check.is_discovered(url):
-        return address_problem(url.removeprefix("dns+")) or check.name_problem(url)
-    return address_problem(url)
-
-
-def address_problem(url: str) -> str:
-    """Return what is wrong with the URL of one backend, or ""."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        return f"{url!r} is not a valid URL: {error}"
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"expected http://host[:port] or https://host[:port], got {url!r}"
-    if parts.username or parts.password:
-        return "a URL must not contain a user or password; use api_key_env"
-    if not url.isascii():
-        return f"{url!r} has characters that a URL cannot have; write the host name in its xn-- form"
-    if not all("!" <= letter <= "~" for letter in url):  # it would break the first line of every request
-        return f"{url!r} has spaces or control characters; percent-encode them, such as %20"
-    if parts.query or parts.fragment or port == 0:
-        return f"expected no query, no fragment and a port above 0, got {url!r}"
-    return ""
 
 
 def _tenants(tables: Any, place: Places, problems: _Problems) -> tuple[TenantSettings, ...]:

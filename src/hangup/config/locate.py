@@ -60,11 +60,12 @@ def key_positions(text: str) -> dict[Path, Position]:
 
 def position_of(positions: dict[Path, Position], path: Path) -> Position | None:
     """Return the position of `path`, or of the nearest enclosing key that has one."""
+    whole = path[:1]
     while path:
         if path in positions:
             return positions[path]
         path = path[:-1]
-    return None
+    return positions.get((*whole, 0))  # of the first table of an array
 
 
 def _parts(dotted: str) -> list[str]:

@@ -12,3 +12,11 @@ def expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise FileNotFoundError(errno.ENOENT, "nobody knows the home directory that ~ stands for", path) from None
+
+
+def with_home(path: str) -> str:
+    """Return a path with ~ replaced by the home directory, if there is one; opening the file says if there is none."""
+    try:
+        return str(expanded(path)) if path.startswith("~") else path
+    except OSError:
+        return path

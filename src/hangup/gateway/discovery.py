@@ -13,7 +13,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from hangup.config import BackendSettings, DiscoveredBackend, DiscoveryLimits
-from hangup.config.check import default_name, is_discovered
+from hangup.config.addresses import is_discovered
+from hangup.config.check import default_name
 from hangup.core.admission import DnsListing, HealthEvent
 from hangup.core.discovery import HostAddress, KnownAddresses
 from hangup.errors import DnsFailure, OutOfResources

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import sys
@@ -20,7 +21,8 @@ def listen(what: str, host: str, port: int, settings: Settings, *, reuse_port: b
     try:
         return sockets.listen(host, port, settings.limits.client_silence_s, reuse_port=reuse_port)
     except OSError as error:
-        hint = f"\n  hint: the port is in use; choose another with --{what.replace('_', '-')}" if error.errno == 98 else ""
+        in_use = f"\n  hint: the port is in use; choose another with --{what.replace('_', '-')}"
+        hint = in_use if error.errno == errno.EADDRINUSE else ""
         raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
 
 
@@ -69,11 +71,19 @@ def server_tls(settings: Settings) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, _passphrase)
     except (OSError, ssl.SSLError) as error:
         raise HangupError(f"cannot use tls_cert and tls_key: {error}") from None
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def _passphrase() -> str:
+    """Refuse a key with a passphrase: OpenSSL would ask for it at the terminal, if there is one, and wait."""
+    raise HangupError(
+        "cannot use tls_key: it is encrypted, and nobody can be asked for its passphrase\n"
+        "  hint: `openssl pkey -in OLD -out NEW` decrypts it; let only hangup's user read it"
+    )
 
 
 def url_of(address: tuple[str, int], tls: bool) -> str:

@@ -405,7 +405,7 @@ def _connections_allowed(limits: ClientLimits) -> int:
     needed = 2 * wanted + reserved
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (max(needed, hard), hard):
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError, OverflowError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             break
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

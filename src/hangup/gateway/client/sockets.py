@@ -6,6 +6,7 @@ Accepted sockets inherit the options of the listening socket, so they cost nothi
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 import sys
@@ -26,7 +27,11 @@ Sock = socket.socket | TransportSocket  # as asyncio hands it out
 def listen(host: str, port: int, client_silence_s: float, *, reuse_port: bool = False) -> socket.socket:
     """Return a listening socket whose connections notice a vanished peer within `client_silence_s`. With `reuse_port`, several
     such sockets share the port, and the kernel spreads new connections over them."""
-    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError:  # a part of the name is empty or too long
+        raise OSError(errno.EINVAL, "not a valid host name") from None
+    family, kind, proto, _, address = found[0]
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

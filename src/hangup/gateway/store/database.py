@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 
@@ -78,6 +79,12 @@ def file_identity(path: str) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if found is not None else None
 
 
+def is_of_others(db: sqlite3.Connection, schema: str) -> bool:
+    """Return whether a file has tables, but none of this schema: it is another program's, or our other store."""
+    names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return bool(names) and names.isdisjoint(re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?(\w+)", schema))
+
+
 @contextlib.contextmanager
 def closed_on_error(db: sqlite3.Connection) -> Iterator[None]:
     """Close a database that cannot be used after all: it may hold the lock of its file, and the error would keep it alive."""
@@ -112,6 +119,8 @@ def _open(path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES
         target = expanded(path) if path else ":memory:"
         db = sqlite3.connect(target, check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
         with closed_on_error(db):
+            if is_of_others(db, migrations[0]):  # before anything is changed in it
+                raise HangupError(f"{path} is a SQLite file, but not one of this store: it has other tables")
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # new files only: lets freed pages return to the disk
             db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")

@@ -11,7 +11,7 @@ from typing import Protocol
 from hangup.config.paths import expanded
 from hangup.core.account import Account
 from hangup.errors import HangupError, LedgerBusy
-from hangup.gateway.store.database import closed_on_error, file_identity, is_lock
+from hangup.gateway.store.database import closed_on_error, file_identity, is_lock, is_of_others
 from hangup.gateway.store.postgresql import PostgresConnection
 from hangup.gateway.store.worker_thread import Connection, StoreFailed
 
@@ -22,7 +22,7 @@ VERSION = 1  # a new column (a field of `Account`) needs the next one, and a mig
 _OPEN_BUSY_S, _BUSY_S = 5.0, 2.0  # how long to wait while another process holds the file's lock, at the start and later
 USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
 _DELETING = 0x68616E69  # advisory lock: one gateway at a time deletes what is old
-_SCHEMA = f"""
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS spent (
     minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
     {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in SUMS)},
@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS uncounted (
 
 def _server_migrations() -> tuple[str, ...]:
     """Return the schema of a server. A new field of `Account` needs a new migration."""
-    text = _SCHEMA.replace("IF NOT EXISTS ", "").replace(" WITHOUT ROWID", "")
+    text = SCHEMA.replace("IF NOT EXISTS ", "").replace(" WITHOUT ROWID", "")
     return (text.replace("INTEGER", "BIGINT").replace("REAL", "DOUBLE PRECISION"),)
 
 
@@ -206,13 +206,15 @@ def open_file(path: str, wal_bytes_max: int, busy_s: float = _BUSY_S) -> sqlite3
 
 def _prepare(db: sqlite3.Connection, path: str, wal_bytes_max: int) -> None:
     """Create what the file lacks; raise if a newer version of hangup wrote it."""
+    if is_of_others(db, SCHEMA):  # before anything is changed in it
+        raise HangupError(f"the ledger {path} is a SQLite file, but not a ledger: it has other tables")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
     db.execute("PRAGMA synchronous = NORMAL")
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         raise HangupError(f"the ledger {path} was written by a newer version of hangup (schema {version}, here {VERSION})")
-    db.executescript(_SCHEMA)
+    db.executescript(SCHEMA)
     known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
     for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
         if name not in known:

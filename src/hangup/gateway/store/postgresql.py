@@ -45,6 +45,7 @@ _MIGRATING = 0x68616E67  # advisory lock: one gateway at a time migrates
 _SLOTS = 0x68616E68  # advisory locks: each connection holds one slot
 _FREE_SLOT = f"SELECT n FROM generate_series(1, 10000) AS n WHERE pg_try_advisory_lock({_SLOTS}, n) LIMIT 1"  # noqa: S608
 _CONFIGURATION = ("28", "3D", "42", "0A")  # error classes that a retry does not help: password, database, privilege, feature
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
 
 def is_postgresql(path: str) -> bool:
@@ -134,9 +135,13 @@ class PostgresConnection:
     def check_address(self) -> None:
         """Raise `HangupError` if the address cannot be read; ask no server."""
         try:
-            self._parts()
+            parts = self._parts()
         except self.psycopg.Error as error:
             raise self._refused(error) from None
+        if not all(port.isdecimal() or not port for port in str(parts.get("port", "")).split(",")):
+            raise HangupError(f"cannot use {self.address}: the port is not a number")
+        if parts.get("sslmode", "prefer") not in _SSL_MODES:
+            raise HangupError(f"cannot use {self.address}: sslmode must be one of {', '.join(_SSL_MODES)}")
 
     def _options(self) -> dict[str, Any]:
         given = self._parts()

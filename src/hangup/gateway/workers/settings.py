@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hangup.config import Settings
-from hangup.config.check import default_name, is_discovered
+from hangup.config.addresses import is_discovered
+from hangup.config.check import default_name
 from hangup.config.load import Configuration
 from hangup.gateway import ports
 from hangup.gateway.job_opener import jobs_path
