@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import unicodedata
 from typing import Protocol
 
@@ -40,6 +42,30 @@ def fit(text: str, width: int) -> str:
     return text + "…"
 
 
+def wrap(text: str, width: int) -> list[str]:
+    """Return the text in lines of at most `width` columns, broken between words; a longer word is cut into pieces."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cells(longer) <= width:
+            lines[-1] = longer
+            continue
+        lines[len(lines) - (not lines[-1]) :] = [word]
+        while cells(lines[-1]) > max(width, 2):
+            piece = fit(lines[-1], max(width, 2) + 1)[:-1]  # without the ellipsis
+            lines[-1:] = [piece, lines[-1][len(piece) :]]
+    return lines
+
+
+def complain(text: str) -> None:
+    """Print to stderr; at a terminal, lines are broken between words and the rest is indented."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else sys.maxsize
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        first, *more = wrap(line.lstrip(" "), max(20, width - len(indent) - 2))
+        sys.stderr.write("\n".join([indent + first, *(f"{indent}  {rest}" for rest in more), ""]))
+
+
 def pad(text: str, width: int, *, right: bool = False) -> str:
     """Return the text with exactly `width` columns; `right`: aligned to the right."""
     text = fit(text, width)
@@ -65,6 +91,11 @@ def duration(seconds: float) -> str:
 def count(number: float) -> str:
     """Return a whole number with separators: 12,345."""
     return f"{number:,.0f}"
+
+
+def plural(number: float, noun: str) -> str:
+    """Return a number with its noun: 1 call, 1,200 calls."""
+    return f"{count(number)} {noun}{'s' * (number != 1)}"
 
 
 def short_id(id: str) -> str:

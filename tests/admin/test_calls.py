@@ -76,7 +76,7 @@ def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> Non
     stop = PendingStop("x", 12.0, slot=3, tokens=3)
     call.pending_stops = (stop,)
     assert [step["what"] for step in timeline(call)][-2:] == [
-        "ended: killed (killed), status 200",
+        "ended: killed, status 200",
         "stop requested from the engine",
     ]
     assert (call.stop_state, call.engine_stopped) == (StopState.PENDING, None)

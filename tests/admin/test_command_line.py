@@ -87,6 +87,21 @@ def test_empty_lists_say_so(pair: tuple[Gateway, StandIn]) -> None:
         assert hangup(gateway, "ps", "--tenant", "nobody").stdout == "no live call matches the filter\n"
 
 
+def test_the_list_of_jobs_is_what_jobs_shows_and_an_address_needs_no_scheme(pair: tuple[Gateway, StandIn]) -> None:
+    gateway, _ = pair
+
+    def run(*words: str) -> str:
+        done = subprocess.run([*HANGUP, *words], capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout + done.stderr
+
+    assert run("jobs", "--admin", gateway.admin_url.removeprefix("http://")) == "no active jobs (--all lists ended ones, too)\n"
+    assert run("jobs", "--help").startswith("usage: hangup jobs")
+    assert "required: SHELL\n" in run("completion")
+    with Terminal("ps", "--admin", "http://127.0.0.1:9", width=50) as terminal:
+        assert terminal.wait() == 1
+    assert "\n  hint: start one with `hangup serve`, or give\n    its admin URL with --admin or HANGUP" in terminal.text
+
+
 def test_the_data_port_is_no_admin_port(pair: tuple[Gateway, StandIn]) -> None:
     done = subprocess.run([*HANGUP, "ps", "--admin", pair[0].url], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1 and "that is not an admin port" in done.stderr and "{" not in done.stderr

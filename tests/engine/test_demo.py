@@ -106,7 +106,9 @@ def test_stopped_early_it_says_so() -> None:
 
 def test_a_client_that_gave_up_did_not_get_its_first_token_then() -> None:
     tally = CrowdTally(first_token_s=[0.1, 0.2, 3.0], gave_up_s=[8.0])
-    assert (tally.first_token_words(0.5), tally.first_token_words(0.99)) == ("3.00 s", "> 8.00 s")
+    assert (tally.first_token_words(0.5), tally.first_token_words(0.99)) == ("0.20 s", "> 8.00 s")
+    tally = CrowdTally(first_token_s=[0.2] * 4 + [1.9], gave_up_s=[1.0] * 8)
+    assert tally.first_token_words(0.5) == tally.first_token_words(0.99) == "1.90 s", "not '> 1.00 s' beside an exact p99"
     assert CrowdTally().first_token_words(0.5) == "-"
 
 

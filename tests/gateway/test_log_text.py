@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from gateway.test_log_lines import calls
 from hangup.core.call import Call
-from hangup.gateway import log_text
+from hangup.gateway import log_events
 from hangup.gateway.log import Log, call_record
 from hangup.gateway.log_text import LogText
-from hangup.terminal import cells, count, duration, fit
+from hangup.terminal import cells, count, duration, fit, plural, wrap
 from support.processes import Gateway, StandIn
 from support.raw import Client
 from support.terminal import Terminal
@@ -46,7 +46,7 @@ def test_a_calls_line_fits_and_obeys_nobody(call: Call, width: int, coloured: bo
     assert coloured or b"\x1b" not in line
 
 
-@given(st.sampled_from([*log_text._EVENTS, "unheard_of"]), EVENTS, st.integers(20, 200))
+@given(st.sampled_from([*log_events.EVENTS, "unheard_of"]), EVENTS, st.integers(20, 200))
 def test_an_event_with_any_fields_is_a_line_that_fits(event: str, fields: dict[str, object], width: int) -> None:
     text = LogText(-1, False)
     text._width = lambda: width  # type: ignore[method-assign]
@@ -55,9 +55,63 @@ def test_an_event_with_any_fields_is_a_line_that_fits(event: str, fields: dict[s
         assert shown.endswith("\n") and shown[:-1].isprintable() and cells(shown[:-1]) <= width
 
 
+def at_80_columns(record: dict[str, object]) -> list[str]:
+    text = LogText(-1, False)
+    text._width = lambda: 80  # type: ignore[method-assign]
+    return [line.decode()[9:-1] for line in text.lines([json.dumps({"time": "now", **record}).encode()])]
+
+
+def event(name: str, **fields: object) -> list[str]:
+    return at_80_columns({"event": name, **fields})
+
+
+def test_what_is_wrong_with_an_engine_is_said_in_whole_sentences() -> None:
+    """Cut at the terminal's edge, the reason of a quarantine and the way of a stop were lost."""
+    reason = "hu-861498aea0d27b55c1c73e6f and others still run"
+    assert event("ladder_step_taken", backend="a", step="quarantined", reason=reason, id=None) == [
+        "a is quarantined and gets no calls: hu-861498aea0d27b55c1c73e6f and",
+        "others still run",
+    ]
+    stops = {"stops_by": "closing the connection; abort by id in development mode", "verified_by": "its counts (/metrics)"}
+    assert " ".join(event("backend_found", backend="a", engine="vllm", version="0.11", **stops)) == (
+        "a is up: vllm 0.11; calls are stopped by closing the connection; abort by id in development mode; "
+        "stops are verified by its counts (/metrics)"
+    )
+    suspects = {"tenants": ["acme"], "calls": []}
+    raised = event("divergence_alarm_changed", backend="a", state="raised", signal="exact", excess=0.5, suspects=suspects)
+    assert raised[0].startswith("ALARM: a computes tokens that nobody receives") and raised[-1].endswith("that ended early")
+    assert event("ladder_step_taken", backend="a", step="abort", reason="abort 1 of 3", id="hu-861498aea0d27b55") == [
+        "a is told again to stop (call hu-861498ae): abort 1 of 3"
+    ]
+    assert event("backend_changed", backend="a", change="down: cannot connect") == ["a is down: cannot connect"]
+    assert event("drain_cut_short", ended=1, forced=True) == ["ended 1 live call before completion"]
+    assert len(event("models_changed", backend="a", count=100, models=["m" * 30] * 100)) == 6
+
+
+def test_a_calls_line_says_in_words_why_it_ended() -> None:
+    record = {
+        "event": "call_ended", "id": "hu-1", "route": "openai.chat", "model": "m", "tenant": "default", "status": 504,
+        "outcome": "cap", "cause": "gap_s", "detail": None, "sent_s": 0.1, "first_token_s": 0.2, "total_s": 60.0,
+        "tokens_out": 3, "tokens_after_hangup": 1, "release": "verified", "backend": "a", "attempts": 1,
+    }  # fmt: skip
+    (line,) = at_80_columns(record)
+    assert "Timed out waiting for th" in line and "gap s" not in line
+    (line,) = at_80_columns(record | {"outcome": "client_gone", "cause": "fin", "detail": None})
+    assert line.endswith("engine stopped, 1 token …")
+    (line,) = at_80_columns(record | {"route": "openai.embeddings", "outcome": "completed", "tokens_out": 0, "release": None})
+    assert " tok " not in line and line.endswith("1m00s  embeddings m  a"), "nothing about tokens where there are none"
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=60), st.integers(2, 20))
+def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
+    lines = wrap(text, width)
+    assert all(cells(line) <= width for line in lines) and "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
 def test_numbers_for_people() -> None:
     spans = [0.004, 0.42, 3.14, 42.2, 59.9, 185, 7800, 86399, 86400 * 3 + 4 * 3600]
     assert [duration(span) for span in spans] == ["0.00s", "0.42s", "3.1s", "42s", "1m00s", "3m05s", "2h10m", "23h59m", "3d4h"]
+    assert (plural(1, "call"), plural(1200, "call")) == ("1 call", "1,200 calls")
     assert (count(1234567), fit("abcdef", 4), fit("日本語", 5), fit("x", 0)) == ("1,234,567", "abc…", "日本…", "")
 
 
@@ -67,7 +121,7 @@ def test_the_format_of_a_file(tmp_path: Path, format: str, text: bool) -> None:
     log.event("backend_changed", backend="b", change="down: refused")
     log.close()
     (line,) = (tmp_path / "log").read_text().splitlines()
-    assert line.endswith("b down: refused") if text else json.loads(line)["change"] == "down: refused"
+    assert line.endswith("b is down: refused") if text else json.loads(line)["change"] == "down: refused"
 
 
 def test_the_first_minute_at_a_terminal(engine: StandIn) -> None:
@@ -75,7 +129,9 @@ def test_the_first_minute_at_a_terminal(engine: StandIn) -> None:
         found = terminal.wait_for(r"clients +http://127\.0\.0\.1:(\d+)/v1")
         address = ("127.0.0.1", int(found[1]))
         terminal.wait_for(r"dashboard +http://127\.0\.0\.1:\d+\n +engine +http")
-        terminal.wait_for(r"is up: standin; stops are verified by its \w+")
+        terminal.wait_for(
+            r"is up: standin; calls are stopped by abort by id,\n +closing the connection; stops are verified by its counts"
+        )
         assert terminal.text.index("dashboard") < terminal.text.index("is up:"), "first where, then what happens"
         with Client(address) as client:
             client.chat(stream=True, max_tokens=4000)
@@ -110,10 +166,12 @@ def test_a_second_signal_is_announced_where_the_log_is_json(engine: StandIn) -> 
         assert gateway.wait() == 0
 
 
-def test_the_readme_works_as_printed() -> None:
-    """With no engine at all, both SDKs get an answer from the addresses and keys that the README shows."""
-    page = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-    (snippet,) = re.findall(r"```python\n(client = openai.*?)```", page, re.S)
+def test_the_pages_for_beginners_work_as_printed() -> None:
+    """With no engine at all, both SDKs get an answer from the addresses and keys that the pages show."""
+    root = Path(__file__).resolve().parents[2]
+    pages = [(root / name).read_text() for name in ("README.md", "docs/quickstart.md", "docs/guide-developer.md")]
+    snippets = {found for page in pages for found in re.findall(r"```python\n(client = openai.*?)```", page, re.S)}
+    (snippet,) = snippets
     with Gateway() as gateway:
         clients = []
         for line in snippet.splitlines():

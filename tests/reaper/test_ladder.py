@@ -37,7 +37,7 @@ def test_the_whole_way_up_and_back() -> None:
 
 
 def test_the_oldest_zombie_is_named_and_the_others_are_counted() -> None:
-    for others, said in ((0, "old in slot 0 still runs"), (1, "old in slot 0 and 1 more still runs")):
+    for others, said in ((0, "old in slot 0 still runs"), (1, "old in slot 0 and others still run")):
         stuck = [PendingStop(f"new{at}", 5.0) for at in range(others)]
         first = Ladder(TERMS).advance(10.0, [*stuck, PendingStop("old", 1.0, slot=0)], "", 0)[0]
         assert said in first.reason

@@ -37,9 +37,10 @@ class Admin:
     """A client for the admin port of one gateway."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.url = (arguments.admin or os.environ.get("HANGUP_ADMIN_URL") or DEFAULT_URL).rstrip("/")
+        given = (arguments.admin or os.environ.get("HANGUP_ADMIN_URL") or DEFAULT_URL).rstrip("/")
+        self.url = given if "://" in given else f"http://{given}"
         if not self.url.startswith(("http://", "https://")):
-            raise HangupError(f"--admin: expected http://host:port, got {self.url!r}")
+            raise HangupError(f"--admin: expected http://host:port, got {given!r}")
         self._as_json = getattr(arguments, "json", False)  # JSON escapes terminal control sequences itself
         self._headers = {"x-hangup": "1"}
         if token := os.environ.get(TOKEN_VARIABLE):

@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=[*_SCRIPTS, "words"], metavar="SHELL", help="bash, zsh or fish")
-    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS).required = False  # else an error would name it
     parser.set_defaults(run=run)
 
 

@@ -19,7 +19,7 @@ from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.health import ask_models, check, learn, see
-from hangup.terminal import is_coloured, paint
+from hangup.terminal import count, is_coloured, paint
 
 _MODELS_SHOWN = 5
 _EXAMPLES = """\
@@ -141,7 +141,7 @@ def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, 
         verify = f"{how} ({adapter.status_path.partition('?')[0]}, zombie after {adapter.grace_s + adapter.lag_s:g} s)"
     rows = [
         ("engine", f"{adapter.title} {facts.version}".rstrip()),
-        ("capacity", ", ".join(f"{count} {what}" for count, what in capacity if count) or "not reported"),
+        ("capacity", ", ".join(f"{count(number)} {what}" for number, what in capacity if number) or "not reported"),
         ("stopped by", adapter.stops_by),
         ("abort by id", "yes" if facts.can_abort else "no"),
         ("verified", verify),

@@ -12,7 +12,7 @@ from hangup.terminal import count, duration
 
 _EXAMPLES = """\
 examples:
-  hangup jobs ls                                  active jobs; --all also lists ended jobs
+  hangup jobs                                     active jobs; --all also lists ended jobs
   hangup jobs show batch_3f9c0a7be1d24c55a0e1b2c3
   hangup jobs cancel batch_3f9c0a7be1d24c55a0e1b2c3
   hangup jobs submit requests.jsonl               run a file of requests and show the progress

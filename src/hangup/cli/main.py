@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hangup import __version__
 from hangup.errors import ConfigError, HangupError
+from hangup.terminal import complain
 
 if TYPE_CHECKING:
     from hangup.cli.parser import CliParser
@@ -73,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = did_you_mean(given[0], COMMANDS) or f"commands: {', '.join(COMMANDS)}"
         print(f"hangup: unknown command {_readable(given[0])!r}\n  hint: {hint}", file=sys.stderr)
         return 2
+    if given[:1] == ["jobs"] and given[1:2] not in (["-h"], ["--help"]) and all(word.startswith("-") for word in given[1:2]):
+        given.insert(1, "ls")  # the list, as with the other commands
     command = given[0] if given and given[0] in COMMANDS else None
     is_listed = command is None and all(map(find_spec, _PACKAGES))  # else the list says what is not installed
     parser = make_parser(command, load=not is_listed)
@@ -88,10 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except ConfigError as error:
         for problem in error.problems:
-            print(f"hangup: {_readable(problem)}", file=sys.stderr)
+            complain(f"hangup: {_readable(problem)}")
         return 2
     except HangupError as error:
-        print(f"hangup: {_readable(str(error))}", file=sys.stderr)
+        complain(f"hangup: {_readable(str(error))}")
         return 1
     except KeyboardInterrupt:
         return 130

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
+
+from hangup.terminal import complain
 
 _INVALID_CHOICE = re.compile(
     r"^(?:argument (?P<what>[^:]+): )?invalid choice: '(?P<given>.*)' \(choose from (?P<valid>.*)\)$", re.S
@@ -38,7 +39,7 @@ class CliParser(argparse.ArgumentParser):
         else:
             hint = self._hint_on_options(message)
         hint = hint or f"`{self.prog} --help` shows what is possible"
-        print(f"hangup: {message}\n  hint: {hint}", file=sys.stderr)
+        complain(f"hangup: {message}\n  hint: {hint}")
         raise SystemExit(2)
 
     def _hint_on_options(self, message: str) -> str:

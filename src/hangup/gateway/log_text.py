@@ -1,4 +1,5 @@
-"""The log for people: a line of text for each record, none longer than the terminal is wide.
+"""The log for people: a line of text for each call, no longer than the terminal is wide; a sentence for each event of the
+gateway itself, on as many lines as it needs (`log_events`).
 
 The log's thread makes the text from the JSON line, so it costs the path of a call nothing.
 """
@@ -8,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from itertools import chain
 
-from hangup.terminal import count, duration, fit, paint, short_id
+from hangup.core.reasons import REASONS
+from hangup.gateway.log_events import Record, event_text, fields
+from hangup.terminal import count, duration, fit, paint, plural, short_id, wrap
 
 _WIDTH = 120  # where the terminal does not say how wide it is
+_LINES_MAX = 6  # of an event; a list of models, say, may be long
 _STYLES = {
     "completed": "green",
     "client_gone": "yellow",
@@ -23,6 +26,7 @@ _STYLES = {
     "refused": "yellow",
     "killed": "yellow",
     "drained": "yellow",
+    "engine_refused": "yellow",
     "engine_failed": "red",
 }
 _RELEASES = {
@@ -38,7 +42,6 @@ _CAUSES = {
     "silence": "client's host is silent",
     "write_stall": "client stopped reading",
 }
-Record = dict[str, Any]
 
 
 class LogText:
@@ -50,23 +53,30 @@ class LogText:
 
     def lines(self, encoded: list[bytes]) -> list[bytes]:
         width = self._width()
-        texts = (self._line(json.loads(line), width) for line in encoded)  # not orjson, which refuses lone surrogates
-        return [text.encode("utf-8", "backslashreplace") + b"\n" for text in texts if text]
+        texts = (self._lines(json.loads(line), width) for line in encoded)  # not orjson, which refuses lone surrogates
+        return [text.encode("utf-8", "backslashreplace") + b"\n" for text in chain.from_iterable(texts)]
 
-    def _line(self, record: Record, width: int) -> str:
+    def _lines(self, record: Record, width: int) -> list[str]:
         clock = time.strftime("%H:%M:%S")
         is_call = record["event"] == "call_ended"
         try:
             text, style = call_text(record) if is_call else event_text(record)
         except (KeyError, TypeError, ValueError, AttributeError):  # a field that a sentence needs is odd: show what there is
-            text, style = _fields(record), ""
+            text, style = fields(record), ""
         text = _one_line(text)
         if not text:
-            return ""
-        text = fit(text, width - len(clock) - 1)
+            return []
+        room = width - len(clock) - 1
+        clock = paint(clock, "dim", self._coloured)
+        if not is_call:  # what is wrong with an engine is worth more lines than one
+            first, *more = wrap(text, room)
+            if len(more) >= _LINES_MAX:
+                more[_LINES_MAX - 2 :] = [fit(more[_LINES_MAX - 2] + "…", room)]
+            margin = " " * (width - room)
+            return [f"{clock} {paint(first, style, self._coloured)}", *(margin + paint(m, style, self._coloured) for m in more)]
         # A call's line has colour in its first words only: whole lines in colour are hard to read.
-        head, rest = _parted(text, record) if is_call else (text, "")
-        return paint(clock, "dim", self._coloured) + " " + paint(head, style, self._coloured) + rest
+        head, rest = _parted(fit(text, room), record)
+        return [f"{clock} {paint(head, style, self._coloured)}{rest}"]
 
     def _width(self) -> int:
         try:
@@ -92,85 +102,34 @@ def call_text(record: Record) -> tuple[str, str]:
     style = "red" if record["cause"] == "internal_error" else _STYLES.get(outcome, "")
     if outcome == "completed" and status >= 400:
         style = "red" if status >= 500 else "yellow"
-    names = " ".join(filter(None, (record["route"].partition(".")[2] or record["route"], record["model"], record["tenant"])))
+    tenant = record["tenant"] if record["tenant"] != "default" else ""  # there are no others
+    names = " ".join(filter(None, (record["route"].partition(".")[2] or record["route"], record["model"], tenant)))
+    tokens, took = record["tokens_out"], f"{duration(record['total_s']):>6}"
     if record["sent_s"] is None:  # no engine saw it
-        why = record["detail"] or record["cause"].replace("_", " ")
-        facts = f"{why} ({names})" if names else why
+        facts, work = f"{_why(record)} ({names})" if names else _why(record), " "
     else:
-        parts = [names]
-        if outcome != "completed":
-            parts.insert(0, _end(record))
-        if record["first_token_s"] is not None:
-            parts.append(f"first {duration(record['first_token_s'])}")
-        parts += [record["backend"], f"attempt {record['attempts']}" if record["attempts"] > 1 else ""]
+        first = record["first_token_s"] if tokens else None
+        attempts = f"attempt {record['attempts']}" if record["attempts"] > 1 else ""
+        parts = [*_end(record), names, f"first {duration(first)}" if first is not None else "", record["backend"], attempts]
         facts = "  ".join(filter(None, parts))
-    work = f"{count(record['tokens_out']):>5} tok {duration(record['total_s']):>6}  " if record["sent_s"] is not None else " "
+        # Embeddings and lists of models have no output tokens; that is no 0 to look at.
+        work = f"{f'{count(tokens)} tok' if tokens or outcome != 'completed' else '':>9} {took}  "
     return f"{status or '-':>3} {outcome:<11} {short_id(record['id']):<11} {work}{facts}", style
 
 
-def _end(record: Record) -> str:
-    """Return why the call ended early, and whether its engine stopped."""
-    why = record["detail"] or _CAUSES.get(record["cause"]) or record["cause"].replace("_", " ")
+def _why(record: Record) -> str:
+    cause = record["cause"]
+    known = _CAUSES.get(cause) or (REASONS[cause].message.rstrip(".") if cause in REASONS else cause.replace("_", " "))
+    return str(record["detail"] or known)
+
+
+def _end(record: Record) -> list[str]:
+    """Return whether the engine of a call that ended early stopped, and why it ended, the more important one first."""
+    if record["outcome"] == "completed":
+        return []
     release = _RELEASES.get(record["release"], "")
     after = record["tokens_after_hangup"]
-    since = f", {count(after)} tokens later" if release and after else ""
-    return f"{release}{since} ({why})" if release else why
-
-
-def _backend_found(r: Record) -> str:
-    engine = f"{r['engine']} {r['version']}".rstrip()
-    verified = f"verified by {r['verified_by']}" if r["verified_by"] else "not verified: it does not report its work"
-    return f"{r['backend']} is up: {engine}; stops are {verified}; stopped by {r['stops_by']}"
-
-
-def _backend_changed(r: Record) -> str:
-    return "" if r["change"].startswith("recognised") else f"{r['backend']} {r['change']}"  # `backend_found` says more
-
-
-def _drain_started(r: Record) -> str:
-    if not r["live"]:
-        return "stopping: no live calls"
-    calls = f"{r['live']} live call{'s' * (r['live'] != 1)}"
-    return (
-        f"draining: {calls} may finish within {duration(r['drain_s'])}; Ctrl-C again ends {'it' if r['live'] == 1 else 'them'}"
-    )
-
-
-def _zombie_found(r: Record) -> str:
-    return f"zombie: {r['backend']} still computes {short_id(r['id'])}, {duration(r['since_s'])} after its end"
-
-
-# The events that deserve a sentence; the others are shown with their fields.
-_EVENTS: dict[str, Callable[[Record], str]] = {
-    "backend_found": _backend_found,
-    "backend_changed": _backend_changed,
-    "drain_started": _drain_started,
-    "drain_cut_short": lambda r: f"ended {r['ended']} live calls before they were complete",
-    "call_killed": lambda r: f"{short_id(r['id'])} was killed by an operator",
-    "models_changed": lambda r: f"{r['backend']} has {r['count']} model{'s' * (r['count'] != 1)}: {', '.join(r['models'])}",
-    "zombie_found": _zombie_found,
-    "zombie_gone": lambda r: f"{r['backend']} no longer computes {short_id(r['id'])}",
-    "config_reload_failed": lambda r: f"the configuration was not reloaded: {'; '.join(r['problems'])}",
-    "connections_max_lowered": lambda r: f"at most {count(r['connections_max'])} connections: the system allows few open files",
-}
-_BAD = ("failed", "_found", "lost", "died", "stuck", "stalled", "error", "hangs", "gone", "full", "exited")
-
-
-def event_text(record: Record) -> tuple[str, str]:
-    """Return the line of an event of the gateway itself, and its style."""
-    event = record["event"]
-    text = _EVENTS.get(event, _fields)(record)
-    if event == "backend_changed":
-        return text, "red" if record["change"].startswith(("down", "does not answer")) else ""
-    good = event in ("backend_found", "zombie_gone")
-    return text, "green" if good else "red" if any(word in event for word in _BAD) else ""
-
-
-def _fields(record: Record) -> str:
-    """Return an event and its fields, as far as they are known."""
-    fields = {name: value for name, value in record.items() if name not in ("time", "event") and value not in (None, "", [])}
-    words = record["event"].replace("_", " ")
-    shown = ", ".join(
-        f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}" for name, value in fields.items()
-    )
-    return f"{words}: {shown}" if shown else words
+    since = f", {plural(after, 'token')} later" if release and after else ""
+    if record["outcome"] == "client_gone" and release:
+        return [f"{release}{since} ({_why(record)})"]
+    return [_why(record), release + since]

@@ -57,13 +57,15 @@ class CrowdTally:
         return self.requests - self.completed - self.hung_up - self.refused
 
     def first_token_words(self, share: float) -> str:
-        """Return a percentile of the time to the first token. A client that left before it counts with its patience, marked as
-        more than that."""
-        ranked = sorted([(seconds, "") for seconds in self.first_token_s] + [(seconds, "> ") for seconds in self.gave_up_s])
-        if not ranked:
-            return "-"
-        seconds, mark = ranked[min(len(ranked) - 1, int(len(ranked) * share))]
-        return f"{mark}{seconds:.2f} s"
+        """Return a percentile of the time to the first token. Of a client that left before it, only a lower bound is known:
+        it counts until it left (the estimator of Kaplan and Meier)."""
+        seen = sorted([(seconds, True) for seconds in self.first_token_s] + [(seconds, False) for seconds in self.gave_up_s])
+        waiting = 1.0  # the share of clients without a first token after so many seconds
+        for before, (seconds, came) in enumerate(seen):
+            waiting *= 1 - came / (len(seen) - before)
+            if waiting <= 1 - share + 1e-9:
+                return f"{seconds:.2f} s"
+        return f"> {seen[-1][0]:.2f} s" if seen else "-"
 
 
 class DemoCrowd:
@@ -126,6 +128,10 @@ class DemoCrowd:
         except TimeoutError:
             timed_out = True
             tally.gave_up_s.append(patience_s)
+        except asyncio.CancelledError:  # the time is over
+            if not tokens:
+                tally.gave_up_s.append(time.monotonic() - began)
+            raise
         except OSError:
             pass
         finally:

@@ -187,5 +187,6 @@ class Ladder:
 
 def _named(zombies: Sequence[PendingStop]) -> str:
     first = min(zombies, key=lambda zombie: zombie.at)
-    more = f" and {len(zombies) - 1} more" if len(zombies) > 1 else ""
-    return f"{first.call_id}{'' if first.slot is None else f' in slot {first.slot}'}{more} still runs"
+    slot = "" if first.slot is None else f" in slot {first.slot}"
+    still = " and others still run" if len(zombies) > 1 else " still runs"  # how many changes while this reason stands
+    return f"{first.call_id}{slot}{still}"

@@ -189,9 +189,11 @@ def timeline(call: Call) -> list[dict[str, Any]]:
         (call.first_token_at, "first token"),
     ]
     if call.first_token_at is not None and call.tokens_out > 1:
-        steps.append((call.progress_at, f"token {call.tokens_out}, the last one so far"))
+        so_far = " so far" if call.ended_at is None else ""
+        steps.append((call.progress_at, f"token {call.tokens_out}, the last one{so_far}"))
     if call.ended_at is not None and call.reason is not None:
-        steps.append((call.ended_at, f"ended: {call.reason.outcome.value} ({call.reason.code}), status {call.status}"))
+        outcome, cause = call.reason.outcome.value, call.reason.code
+        steps.append((call.ended_at, f"ended: {outcome}{f' ({cause})' * (cause != outcome)}, status {call.status}"))
     for stop in call.pending_stops:
         steps += _release_steps(stop)
     known = [(at, what) for at, what in steps if at is not None]
