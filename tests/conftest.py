@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from support.processes import Gateway, StandIn
 # How fast examples are drawn depends on what else the machine does; it says nothing of the code.
 settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("shared machine")
+_EXIT_S = 120  # from the end of the last test to the end of the process
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,13 @@ def gateway(engine: StandIn) -> Iterator[Gateway]:
 def store_path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The path of a new job store, once of each kind."""
     return new_store(request.param, tmp_path)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A thread that a test has left would keep the process for ever, after its last test, where no other limit holds. Processes
+    of xdist are ended by their parent."""
+    if not hasattr(config, "workerinput"):
+        faulthandler.dump_traceback_later(_EXIT_S, exit=True, file=2)
 
 
 leftovers.watch()

@@ -98,11 +98,11 @@ def test_every_alert_leads_to_its_runbook() -> None:
 )
 def test_the_alerts_are_valid_and_raised_when_they_should_be() -> None:
     done = subprocess.run(
-        ["promtool", "check", "rules", ROOT / "deploy/prometheus/rules.yml"], capture_output=True, check=False
+        ["promtool", "check", "rules", ROOT / "deploy/prometheus/rules.yml"], capture_output=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     done = subprocess.run(
-        ["promtool", "test", "rules", ROOT / "deploy/prometheus/rules_test.yml"], capture_output=True, check=False
+        ["promtool", "test", "rules", ROOT / "deploy/prometheus/rules_test.yml"], capture_output=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

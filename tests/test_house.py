@@ -181,7 +181,9 @@ def test_the_forge_has_one_address() -> None:
     for name, url in URLS.items():
         assert url == FORGE or url.startswith(f"{FORGE}/"), f"{name} in [project.urls] is at another forge: {url}"
         assert not OURS.match(url) or Path(OURS.sub(f"{ROOT}/", url)).exists(), f"{name} in [project.urls] leads nowhere: {url}"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    ).stdout
     mention = re.compile(r"(?:github|raw\.githubusercontent)\.com/([\w.-]+/hangup)\b")
     seen = set()
     for name in filter(None, tracked.split("\0")):

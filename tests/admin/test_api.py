@@ -153,7 +153,7 @@ def test_what_must_go_on_is_shown(gateway: Gateway) -> None:
         wait_until(lambda name=task: gateway.metrics()[f'hangup_tasks_running{{task="{name}"}}'] >= 1, what=task)  # type: ignore[misc]
     failures = [value for name, value in gateway.metrics().items() if name.startswith("hangup_task_failures_total")]
     assert failures and not any(failures)
-    assert "not running" not in urllib.request.urlopen(f"{gateway.admin_url}/readyz").read().decode()
+    assert "not running" not in urllib.request.urlopen(f"{gateway.admin_url}/readyz", timeout=60).read().decode()
 
 
 def test_when_all_are_drained_a_call_is_refused_at_once() -> None:

@@ -42,7 +42,10 @@ class Clock:
         compiled = (
             compiler is not None
             and not subprocess.run(
-                [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"], capture_output=True, check=False
+                [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"],
+                capture_output=True,
+                check=False,
+                timeout=300,
             ).returncode
         )
         self.works = bool(compiled)

@@ -27,7 +27,9 @@ HERE = "--network host --no-healthcheck --ulimit nofile=8192:8192 --ulimit nproc
 
 
 def podman(*arguments: str) -> str:
-    done = subprocess.run(["podman", "--runtime", "runc", *arguments], env=ENV, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["podman", "--runtime", "runc", *arguments], env=ENV, capture_output=True, text=True, check=False, timeout=900
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -46,7 +48,7 @@ class Container:
         wait_until(lambda: "serving http://" in self.output(), what="the container's first words")
 
     def output(self) -> str:
-        done = subprocess.run(["podman", "logs", self.name], env=ENV, capture_output=True, text=True, check=False)
+        done = subprocess.run(["podman", "logs", self.name], env=ENV, capture_output=True, text=True, check=False, timeout=900)
         return done.stdout + done.stderr
 
     def log(self) -> list[dict[str, Any]]:

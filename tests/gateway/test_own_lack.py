@@ -108,7 +108,7 @@ asyncio.run(main())
 def test_on_a_host_without_ipv6_and_with_two_ports(tmp_path: Path) -> None:
     """On a real kernel, used-up ports are our fault; an address family that the host lacks is the configuration's."""
     may = ["unshare", "-rn", "test", "-w", "/proc/sys/net/ipv4/ip_local_port_range"]
-    if shutil.which("unshare") is None or subprocess.run(may, check=False).returncode:
+    if shutil.which("unshare") is None or subprocess.run(may, check=False, timeout=300).returncode:
         pytest.skip("no network namespaces here")
     script = tmp_path / "verdicts.py"
     script.write_text(IN_A_NAMESPACE)

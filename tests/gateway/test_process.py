@@ -74,22 +74,22 @@ class TestTrace:
 class TestAdmin:
     def test_pages(self, gateway: Gateway) -> None:
         for path, text in (("/healthz", "ok"), ("/readyz", "ready")):
-            with urllib.request.urlopen(gateway.admin_url + path) as answer:
+            with urllib.request.urlopen(gateway.admin_url + path, timeout=60) as answer:
                 assert answer.read().decode().strip() == text
 
     def test_not_ready_without_a_backend(self) -> None:
         with Gateway("http://127.0.0.1:9", health_interval_s=0.1) as gateway:
             wait_until(lambda: gateway.ready() == 503)
             with pytest.raises(urllib.error.HTTPError) as error:
-                urllib.request.urlopen(gateway.admin_url + "/readyz")
+                urllib.request.urlopen(gateway.admin_url + "/readyz", timeout=60)
             assert error.value.read().decode().strip() == "no backend is up"
             error.value.close()
-            with urllib.request.urlopen(gateway.admin_url + "/healthz") as answer:
+            with urllib.request.urlopen(gateway.admin_url + "/healthz", timeout=60) as answer:
                 assert answer.status == 200
 
     def test_data_paths_are_not_on_the_admin_port(self, gateway: Gateway) -> None:
         with pytest.raises(urllib.error.HTTPError) as error:
-            urllib.request.urlopen(gateway.admin_url + "/v1/models")
+            urllib.request.urlopen(gateway.admin_url + "/v1/models", timeout=60)
         assert error.value.code == 404
         error.value.close()
 
@@ -260,12 +260,12 @@ def test_a_log_reader_that_stops_does_not_stop_the_gateway(engine: StandIn) -> N
             for _ in range(600):
                 client.send(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
                 assert client.read_answer().status == 404
-        text = urllib.request.urlopen(f"{admin}/metrics").read().decode()
+        text = urllib.request.urlopen(f"{admin}/metrics", timeout=60).read().decode()
         dropped = next(line for line in text.splitlines() if line.startswith("hangup_log_lines_dropped_total"))
         assert float(dropped.split()[1]) > 0
     finally:
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])

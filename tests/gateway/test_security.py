@@ -102,9 +102,11 @@ class TestKeys:
             assert engine.seen()[-1]["headers"]["authorization"] == "Bearer theirs"
 
     def test_key_new(self) -> None:
-        created = json.loads(subprocess.check_output([sys.executable, "-m", "hangup", "key", "new", "--json"]))
+        created = json.loads(subprocess.check_output([sys.executable, "-m", "hangup", "key", "new", "--json"], timeout=300))
         assert digest_of(created["key"]) == created["key_sha256"]
-        printed = subprocess.check_output([sys.executable, "-m", "hangup", "key", "digest"], input=created["key"].encode())
+        printed = subprocess.check_output(
+            [sys.executable, "-m", "hangup", "key", "digest"], input=created["key"].encode(), timeout=300
+        )
         assert printed.decode().strip() == created["key_sha256"]
 
 
@@ -134,7 +136,7 @@ def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
             answers.append(client.read_answer())
         assert {a.status for a in answers} == {200, 400, 401}
         wait_until(lambda: log.exists() and log.read_text().count('"event":"call_ended"') == len(answers))
-        metrics = urllib.request.urlopen(f"{gateway.admin_url}/metrics").read().decode()
+        metrics = urllib.request.urlopen(f"{gateway.admin_url}/metrics", timeout=60).read().decode()
         places = {
             "log": log.read_text(),
             "stderr": "\n".join(gateway.stderr_lines),

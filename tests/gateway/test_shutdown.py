@@ -132,6 +132,7 @@ def test_a_stderr_that_nobody_reads_costs_no_call_its_drain(reader: str, workers
         try:
             told = b""
             while (serving := re.search(rb"serving http://127.0.0.1:(\d+) ", told)) is None:
+                assert select.select([read_end], [], [], PATIENCE_S)[0], told
                 told += os.read(read_end, 4096)
             with Client(("127.0.0.1", int(serving[1]))) as client:
                 client.chat(stream=True)
@@ -146,7 +147,7 @@ def test_a_stderr_that_nobody_reads_costs_no_call_its_drain(reader: str, workers
             assert popen.wait(PATIENCE_S) == 0
         finally:
             popen.kill()
-            popen.wait()
+            popen.wait(PATIENCE_S)
             os.close(write_end)
             if reader != "gone":
                 os.close(read_end)

@@ -22,7 +22,7 @@ import pytest
 from support.linux import proc
 from support.processes import Gateway, Process, StandIn, get_json
 from support.raw import Client
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 SLOTS = 8
 LONG = 30_000  # tokens: five minutes
@@ -80,7 +80,7 @@ class Load:
         self.outcomes: Counter[str] = Counter()
         self._gateway = gateway
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -104,7 +104,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")

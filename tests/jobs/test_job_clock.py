@@ -86,7 +86,7 @@ class TestAbsences:
         before = Worker(1, here, f"{pid}-{int(started) + 1}", 0)
         assert missing.find_dead([before], 2, now=0) == [1], "its number is another process's by now"
         with subprocess.Popen(["true"]) as child:
-            child.wait()
+            child.wait(60)
         assert missing.find_dead([Worker(1, here, f"{child.pid}-1", 0)], 2, now=0) == [1]
 
     def test_we_are_never_gone(self) -> None:

@@ -191,7 +191,7 @@ def test_settings_are_those_of_each_file(project: Path) -> None:
 
 def test_the_same_from_the_command_line(project: Path) -> None:
     command = [str(Path(sys.executable).with_name("hangup")), "lint", "app/routes.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1 and done.stdout.count("HU004") == 2
     assert (project / ".hangup_cache" / ".gitignore").read_text() == "*\n"
 

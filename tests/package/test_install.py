@@ -41,7 +41,7 @@ def interpreter(version: str) -> Path | None:
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
     for path in [*own, *([Path(found)] if found else []), *installed]:
         asked = subprocess.run(
-            [path, "-c", "import sys, venv; print(sys.version[:4])"], capture_output=True, text=True, check=False
+            [path, "-c", "import sys, venv; print(sys.version[:4])"], capture_output=True, text=True, check=False, timeout=900
         )
         if asked.stdout.strip() == version:
             return path

@@ -223,7 +223,7 @@ def readable_by_anyone() -> bool:
     """Return whether the pod's user can run this Python, which is not in /tmp, and whether we may change users and mounts."""
     probe = ["unshare", "--mount", "sh", "-c", ENTER, "sh", sys.executable, "-c", "import hangup"]
     env = {**os.environ, "TOML": "", "POD_USER": "65534"}
-    return subprocess.run(probe, capture_output=True, check=False, env=env).returncode == 0
+    return subprocess.run(probe, capture_output=True, check=False, env=env, timeout=300).returncode == 0
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ class DnsServer:
 
     def close(self) -> None:
         self.popen.kill()
-        self.popen.wait()
+        self.popen.wait(60)
         if self.popen.stderr is not None:
             self.popen.stderr.close()
 

@@ -53,7 +53,7 @@ class PostgresServer:
     def _run(self, name: str, *arguments: str) -> None:
         program = _program(name)
         assert program is not None
-        subprocess.run([program, *arguments], check=True, capture_output=True, cwd=self._folder, **self._as)
+        subprocess.run([program, *arguments], check=True, capture_output=True, cwd=self._folder, **self._as, timeout=300)
 
     def start(self) -> None:
         program = _program("postgres")
@@ -106,7 +106,8 @@ class PostgresServer:
     def execute(self, statement: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         import psycopg
 
-        with psycopg.connect(self.url(database), autocommit=True) as connection:
+        limit = f"-c statement_timeout={_START_S}s"  # a lock is no reason to hang
+        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=_START_S, options=limit) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description is not None else []
 

@@ -85,7 +85,7 @@ def proxy(kind: str, upstream: int, folder: Path, change: Callable[[str], str] =
         yield port
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
 
 
 def _free_port() -> int:

@@ -44,7 +44,7 @@ class Listener:
         self._messages: queue.Queue[list[str]] = queue.Queue()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sock.bind(self.address)
-        self._thread = threading.Thread(target=self._read)
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
@@ -64,7 +64,7 @@ class Listener:
     def close(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto(b"", self.address)
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
 
 
 @pytest.fixture
@@ -207,6 +207,7 @@ def test_what_is_no_listening_socket_is_refused() -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=300,
         )
         assert (error or "Bad file descriptor") in done.stderr and done.returncode == 1
 
@@ -225,11 +226,19 @@ def test_the_unit_is_valid_and_shut_in(tmp_path: Path) -> None:
         (tmp_path / unit).write_text((UNITS / unit).read_text().replace("/opt/hangup/bin/hangup", "/bin/true"))
     service = tmp_path / "hangup.service"
     done = subprocess.run(
-        ["systemd-analyze", "verify", service, tmp_path / "hangup.socket"], capture_output=True, text=True, check=False
+        ["systemd-analyze", "verify", service, tmp_path / "hangup.socket"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0 and not done.stderr.strip(), done.stderr
     limit = f"--threshold={EXPOSURE_MAX * 10:g}"
     done = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", limit, service], capture_output=True, text=True, check=False
+        ["systemd-analyze", "security", "--offline=true", limit, service],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout
