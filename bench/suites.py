@@ -23,6 +23,7 @@ class Cost:
     units: int = 0
     cpu_s: float = 0.0
     wall_s: float = 0.0
+    load_s: float = 0.0  # CPU time of the load generator meanwhile
 
     @property
     def us(self) -> float:
@@ -67,8 +68,9 @@ async def requests(
 
 
 async def window(target: Target, counter: list[int], seconds: float, cost: Cost) -> None:
-    units, cpu, start = counter[0], target.cpu_s(), time.monotonic()
+    units, cpu, start, own = counter[0], target.cpu_s(), time.monotonic(), time.process_time()
     await asyncio.sleep(seconds)
+    cost.load_s += time.process_time() - own
     cost.units += counter[0] - units
     cost.cpu_s += target.cpu_s() - cpu
     cost.wall_s += time.monotonic() - start

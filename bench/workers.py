@@ -4,7 +4,7 @@ usage: python -m bench.workers [--rounds N]
 
 Each worker gets the same load, so two get twice as much: fewer calls in a turn of the event loop cost more each, with any
 number of processes. Load, engine and gateway share the machine's cores, so the gain in calls per second is bounded by what the
-first two leave over.
+first two leave over: each line says how many cores the gateway and the load generator used.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ async def _in_turn(measured: dict[int, Target], rounds: int, window: Any) -> dic
         for workers, target in measured.items():
             (cost,) = await window(target, workers)
             total = costs[workers]
-            total.units, total.cpu_s, total.wall_s = (
+            total.units, total.cpu_s, total.wall_s, total.load_s = (
                 total.units + cost.units,
                 total.cpu_s + cost.cpu_s,
                 total.wall_s + cost.wall_s,
+                total.load_s + cost.load_s,
             )
     return costs
 
@@ -59,7 +60,11 @@ async def _calls(target: Target, workers: int, path: str, body: dict[str, Any]) 
 
 def _show(unit: str, costs: dict[int, Cost]) -> None:
     for cost in costs.values():
-        print(f"{unit}, {cost.name}: {cost.us:.1f} us of CPU, {cost.rate:.0f}/s over {cost.wall_s:.0f} s", flush=True)
+        print(
+            f"{unit}, {cost.name}: {cost.us:.1f} us of CPU, {cost.rate:.0f}/s over {cost.wall_s:.0f} s; the gateway used"
+            f" {cost.cpu_s / cost.wall_s:.2f} cores, the load generator {cost.load_s / cost.wall_s:.2f}",
+            flush=True,
+        )
     print(f"  {costs[2].us - costs[1].us:+.1f} us, {costs[2].rate / costs[1].rate:.2f} times the rate", flush=True)
 
 
