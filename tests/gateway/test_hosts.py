@@ -17,7 +17,7 @@ import pytest
 from hangup.gateway.hosts.store import SharedStateFailed, Store
 from support.processes import Gateway, StandIn
 from support.raw import Client
-from support.redis_server import RedisServer, Wire, require_redis
+from support.redis_server import RedisServer, Wire, require_redis, require_valkey
 from support.waiting import PATIENCE_S, wait_until
 
 SLOTS = 8
@@ -30,9 +30,9 @@ def _needs_redis() -> None:
 
 
 @contextlib.contextmanager
-def engine_and_store(*options: str, **behaviour: Any) -> Iterator[tuple[StandIn, RedisServer]]:
+def engine_and_store(*options: str, program: str = "", **behaviour: Any) -> Iterator[tuple[StandIn, RedisServer]]:
     engine = StandIn(**{"slots": 64, "prefill_s": 0.01, "token_s": 0.01, "answer_tokens": LONG} | behaviour)
-    with engine, RedisServer(*options) as store:
+    with engine, RedisServer(*options, program=program) as store:
         yield engine, store
 
 
@@ -115,10 +115,11 @@ def close(*clients: Client) -> None:
         client.sock.close()
 
 
-@pytest.mark.parametrize("victim", ["the leader", "another"])
+@pytest.mark.parametrize("victim", ["the leader", "another", "another, on Valkey"])
 def test_a_killed_gateways_places_are_free_again_and_its_calls_are_stopped(victim: str) -> None:
     """On an engine that does not notice when a connection ends: only an abort by id stops a call there."""
-    with engine_and_store(deaf_to="stream") as (engine, store), contextlib.ExitStack() as stack:
+    program = require_valkey() if "Valkey" in victim else ""
+    with engine_and_store(program=program, deaf_to="stream") as (engine, store), contextlib.ExitStack() as stack:
         first = stack.enter_context(gateway_at(engine, store.url))
         second = stack.enter_context(gateway_at(engine, store.url))
         wait_until(lambda: first.metrics()["hangup_gateways"] == second.metrics()["hangup_gateways"] == 2)
@@ -225,8 +226,12 @@ def test_a_gateway_that_is_silent_for_too_long_is_given_up() -> None:
         close(*again)
 
 
-def test_without_the_store_nothing_fails_and_an_empty_one_changes_nothing() -> None:
-    with engine_and_store() as (engine, store), contextlib.ExitStack() as stack:
+@pytest.mark.parametrize("server", ["Redis", "Valkey"])
+def test_without_the_store_nothing_fails_and_an_empty_one_changes_nothing(server: str) -> None:
+    with (
+        engine_and_store(program=require_valkey() if server == "Valkey" else "") as (engine, store),
+        contextlib.ExitStack() as stack,
+    ):
         gateways = [stack.enter_context(gateway_at(engine, store.url)) for _ in range(2)]
         wait_until(lambda: gateways[1].metrics()["hangup_gateways"] == 2)
         with Load(gateways, threads=6) as load:

