@@ -21,6 +21,16 @@ from support.redis_server import RedisServer, Wire, require_redis
 from support.waiting import wait_until
 
 EACH = 5  # streams through each gateway
+RESTART = """import os, socket, time
+open({ran!r}, "a").write("x")
+os.kill({pid}, 9)
+for _ in range(600):
+    try:
+        socket.create_connection(("127.0.0.1", {port}), 1).close()
+        break
+    except OSError:
+        time.sleep(0.1)
+"""  # kills the engine, and waits until somebody has started it again
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,6 +136,35 @@ def test_if_the_gateway_that_judges_dies_the_next_one_goes_on(kill_at: str, tmp_
         assert found and len(set(found)) == len(found), "each is named once"
         load.wait_for_more()
     assert len(load.bad) <= 1, "the restart may take one away from the engine"
+
+
+def test_a_judge_that_is_stopped_and_wakes_up_does_nothing_twice(tmp_path: Path) -> None:
+    """It is given up in the middle of a ladder, the next one goes on, and the steps that it still wants to take are refused."""
+    ran = tmp_path / "ran"
+    script = tmp_path / "restart.py"
+    settings = QUICK | {"abort_backoff_s": 1.0, "gateway_silence_s": 1}
+    with contextlib.ExitStack() as stack:
+        deaf, gateways = stack.enter_context(deaf_engine(settings, f"{sys.executable} {script}"))
+        script.write_text(RESTART.format(pid=deaf.popen.pid, port=deaf.port, ran=str(ran)))
+        leader = judge_of(gateways)
+        (other,) = (gateway for gateway in gateways if gateway is not leader)
+        wait_until(lambda: steps(gateways)["abort"])
+        leader.popen.send_signal(signal.SIGSTOP)  # in the pause before the next aborts
+        before = steps([leader])
+        wait_until(ran.exists, what="the restart")
+        deaf.popen.wait(60)
+        engine = stack.enter_context(StandIn(port=deaf.port, **SLOW))
+        wait_until(lambda: steps([other])["healthy"], what="the way back")
+        assert events(other, "gateway_died")
+        leader.popen.send_signal(signal.SIGCONT)
+        all_known(gateways)
+        with Load(gateways, 1) as load:
+            load.wait_for_more()
+        assert load.bad == [] and judge_of(gateways) is other
+        assert not {"quarantined", "restarting", "healthy"} & (steps([leader]) - before).keys()
+        taken = steps(gateways)
+        assert taken["degraded"] == taken["quarantined"] == taken["restarting"] == 1 and ran.read_text() == "x"
+        assert engine.stats()["aborted"] == 0
 
 
 @pytest.mark.parametrize("like", ["", "vllm"])

@@ -1,17 +1,22 @@
 """What a store can do to the gateways that share their state through it, with real servers: none of it may cost a call.
 
-Other gateways have failed in these ways. Who tests ours against each (`h`: `test_hosts.py`, `s`: `test_shared_state.py`):
+Other gateways have failed in these ways. Who tests ours against each (`h`: `test_hosts.py`, `v`: `test_hosts_verify.py`, `s`:
+`test_shared_state.py`, in virtual time):
 
 - A release is lost because the hang-up cancelled it: `h` hang_ups_leave_no_place_behind; 10,000: `bench.hosts hangups`.
-- A call's record has a time to live, too short or too long: a_call_of_two_hours here, and in virtual time in `s`.
+- A call's record has a time to live, too short or too long: a_call_of_two_hours here and in `s`.
 - A counter falls below zero: `test_allotments.py`, no_place_is_used_twice_and_none_is_lost.
 - Without the store there is no limit, or each has all of it: `h` without_the_store, full_store here; `bench.hosts outage`.
 - A store that is back brings a herd, or an old value: `h` without_the_store, `s` an_emptied_store, failover here.
 - The time of day is in keys: a_clock_that_is_wrong here, `s` no_time_of_day_is_used.
-- A standby starts blind; a fresh gateway attracts all calls: `h` a_newcomer_starts_nothing_beyond, silent_for_too_long.
-- Calls of a dead gateway run on: `h` a_killed_gateways_places; 50 kills: `bench.hosts kill`.
-- The store is slow or frozen, or cannot be reached from one gateway: `h` slow_or_frozen, cut_off; `s` a_part_is_set_aside.
+- A standby starts blind: `h` a_newcomer_starts_nothing_beyond.
+- A fresh gateway or engine attracts all calls: `h` silent_for_too_long; `test_dns_backends.py`, new_ones_get_a_canary_first.
+- Calls of a dead gateway run on: `h` a_killed_gateways_places, `v` named_aborted_and_verified; 50 kills: `bench.hosts kill`.
+- Two climb the ladder for one engine: `v` climbed_once, the_next_one_goes_on, stopped_and_wakes_up.
+- The store is slow or frozen, or cannot be reached from one gateway: `h` slow_or_frozen, cut_off; `v` one_that_is_cut_off.
 - The store cannot be used at the start: `h` what_is_wrong_with_the_store, serves_alone here.
+
+Redis is used, and Valkey in `h` and `test_shared_state_servers.py`. With STORE_TESTS=valkey, all of them use Valkey.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _START_S = 60
 
 
 def _program() -> str | None:
-    """Return the server to be used; HANGUP_TEST_STORE=valkey has all tests use Valkey."""
-    if os.environ.get("HANGUP_TEST_STORE") == "valkey":
+    """Return the server to be used; STORE_TESTS=valkey has all tests use Valkey."""
+    if os.environ.get("STORE_TESTS") == "valkey":
         return require_valkey()
     return shutil.which("redis-server") or shutil.which("valkey-server")
 
