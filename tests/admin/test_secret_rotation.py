@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,6 +25,7 @@ from hangup.gateway.otlp import Exporter
 from support.linux import proc
 from support.processes import Gateway, StandIn, reserved_port
 from support.raw import ask
+from support.raw_engine import raw_engine
 from support.receiver import Posted, receiver
 from support.waiting import wait_until
 
@@ -203,9 +206,9 @@ def headers_of(spans: list[Posted]) -> set[str]:
     "command", [["config", "check"], ["config", "show", "--config"], ["config", "show", "--json", "--config"]]
 )
 def test_the_commands_show_none(command: list[str], tmp_path: Path) -> None:
-    secrets = Secrets(tmp_path, 7, "http://127.0.0.1:8", "http://127.0.0.1:4318")
+    secrets = Secrets(tmp_path, 7, "http://127.0.0.1:8", "http://user:planted@127.0.0.1:4318")
     path = tmp_path / "hangup.toml"
-    path.write_text(f'alarm_webhook = "http://127.0.0.1/x"\n{secrets.text}')
+    path.write_text(f'alarm_webhook = "http://user:planted@127.0.0.1/services/planted?key=planted"\n{secrets.text}')
     done = run(*command, str(path), env=secrets.env)
     assert done.returncode == 0 and PLANTED not in done.stdout + done.stderr, done.stderr
     assert "one" in done.stdout or "3 backends" in done.stdout
@@ -214,6 +217,38 @@ def test_the_commands_show_none(command: list[str], tmp_path: Path) -> None:
     secrets.key.write_text("planted key")
     done = run(*command, str(path), env=secrets.env)
     assert done.returncode == 2 and PLANTED not in done.stdout + done.stderr and "api_key_file: the key contains" in done.stderr
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/v1/models"])
+def test_an_engine_that_quotes_the_key_it_refuses(path: str) -> None:
+    """Clients do not have it; and they would take it for their own."""
+
+    def script(sock: socket.socket, request: bytes) -> None:
+        key = re.search(rb"authorization: Bearer (\S+)", request)
+        quoted = key[1] if key else b"none"
+        body = b'{"error":{"message":"Incorrect API key provided: %s"}}' % quoted
+        head = b"HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\nx-seen: %s\r\ncontent-length: %d\r\n\r\n"
+        sock.sendall(head % (quoted, len(body)))
+        sock.sendall(body)
+
+    settings = "jobs = 'none'\nlog_format = 'json'\n[[backend]]\nurl = '{url}'\napi_key_env = 'KEY'\nengine = 'openai'\n"
+    with (
+        raw_engine(script) as engine,
+        Gateway(config=settings.format(url=engine.url), env={"KEY": "sk-planted"}) as gateway,
+    ):
+        request = urllib.request.Request(
+            gateway.url + path,
+            json.dumps(BODY).encode() if path != "/v1/models" else None,
+            {"content-type": "application/json"},
+        )
+        try:
+            answer = urllib.request.urlopen(request, timeout=60)
+        except urllib.error.HTTPError as error:
+            answer = error
+        seen = str(answer.headers) + answer.read().decode()
+        assert PLANTED not in seen
+        assert path == "/v1/models" or "Incorrect API key provided: **********" in seen
+    assert PLANTED not in "\n".join(gateway.stdout_lines + gateway.stderr_lines)
 
 
 def run(*arguments: str, env: dict[str, str]) -> Any:

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hangup.cli import startup_check
 from hangup.cli.settings import add_flags, configuration, unknown_engines
@@ -105,11 +106,15 @@ def _row(row: Any) -> dict[str, Any]:
 
 def effective(config: Configuration) -> list[tuple[str, Any, str]]:
     """Return every plain setting as (name, value, origin), without passwords."""
-    rows = [(f.name, _shown(getattr(config.settings, f.name)), config.origin(f.name)) for f in scalar_fields(Settings)]
+    settings = config.settings
+    rows = [(f.name, _shown(f.name, getattr(settings, f.name)), config.origin(f.name)) for f in scalar_fields(Settings)]
     limits = config.settings.limits
     return rows + [(f"limits.{f.name}", getattr(limits, f.name), config.origin(f.name)) for f in scalar_fields(LimitSettings)]
 
 
-def _shown(value: Any) -> Any:
-    has_password = isinstance(value, str) and (is_postgresql(value) or SHARED_STATE.match(value))
+def _shown(name: str, value: Any) -> Any:
+    if name == "alarm_webhook" and value:  # the path is the key of most
+        parts = urlsplit(value)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/***"
+    has_password = isinstance(value, str) and (name == "otlp_endpoint" or is_postgresql(value) or SHARED_STATE.match(value))
     return without_password(str(value)) if has_password else value

@@ -70,7 +70,7 @@ class Backend:
         self.pinned = 0  # live calls that are pinned to a slot
         if keys.has_own_key(settings) and not settings.key:  # no client's request may go out with an empty one
             raise ConfigError([f"backend {self.name}: its key was not read"])
-        self._key = settings.key.reveal().encode("ascii")
+        self._key = self.pool.secret = settings.key.reveal().encode("ascii")
         self.passes_client_key = True  # if the backend has no key of its own
         self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not queried yet
         self.models_asked_at: float | None = None
@@ -89,7 +89,7 @@ class Backend:
     def take_settings(self, settings: BackendSettings) -> None:
         """Apply the settings of a reload, which differ from the old ones in the secrets alone, if at all."""
         self.settings = settings
-        self._key = settings.key.reveal().encode("ascii")
+        self._key = self.pool.secret = settings.key.reveal().encode("ascii")
         self._alike = _group_of(self.adapter, self._key, self._prefix)
 
     def use_adapter(self, adapter: EngineAdapter, facts: Facts) -> None:

@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from hangup.errors import WireError
@@ -42,6 +43,8 @@ class ResponseHandler(Protocol):
 
 class ConnectionOwner(Protocol):
     """The owner of a connection: takes it back after a complete answer, and learns when it closes."""
+
+    secret: bytes  # the engine's key, which clients must not see; empty: none of ours
 
     def put_back(self, connection: EngineConnection) -> None: ...
 
@@ -154,9 +157,13 @@ class EngineConnection(asyncio.Protocol):
                 break  # other 1xx are informational; the answer follows
         rest, self._buffer = self._buffer, b""
         self._refused = head.status >= 400
+        secret = self._owner.secret if self._refused else b""
+        if secret:  # engines quote a key that they refuse, and it is not the client's
+            hide = partial(_without, secret)
+            head, rest = read_response_head(hide(head_bytes)), hide(rest)
         feed = handler.engine_answered(self, head, rest)
         if self._handler is handler:  # it may have released the connection already
-            self._feed = feed
+            self._feed = (lambda data: feed(hide(data))) if secret else feed
 
     def eof_received(self) -> bool:
         return False
@@ -263,6 +270,11 @@ def body_decoder(head: ResponseHead) -> BodyDecoder:
     if head.chunked:
         return Chunked()
     return UntilClose() if head.content_length is None else Counted(head.content_length)
+
+
+def _without(secret: bytes, data: bytes) -> bytes:
+    """Cover a secret with as many asterisks, so that lengths stay right. One that is cut in two by a read is not found."""
+    return data.replace(secret, b"*" * len(secret))
 
 
 def _ignore(data: bytes) -> None:

@@ -64,6 +64,7 @@ class Pool:
     ) -> None:
         self._dial = dial
         self.address = Address.of(settings)
+        self.secret = b""
         self.limits = limits
         self.open: set[EngineConnection] = set()
         self._loop = loop
