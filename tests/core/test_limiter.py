@@ -468,3 +468,33 @@ class TestWhatItRuns:
         assert not limit.has_free_slot(0)
         limit.note_running(8, 100.0)
         assert limit.has_free_slot(5) and not limit.has_free_slot(6)
+
+
+class TestMany:
+    """First tokens that come by the thousand: most of them say nothing new."""
+
+    @staticmethod
+    def fast(rate: float, seconds: float) -> LearnedLimit:
+        limit = LearnedLimit()
+        for at in range(int(rate * seconds)):
+            see(limit, at / rate, 0.01)
+        return limit
+
+    def test_all_of_them_count_for_the_rate(self) -> None:
+        limit = self.fast(20_000, 5)
+        assert limit._skipped > 0
+        assert limit._reading() == pytest.approx(20_000 * 0.01, rel=0.05)
+
+    def test_one_that_is_late_counts_and_so_do_those_after_it(self) -> None:
+        limit = self.fast(20_000, 1)
+        for at in range(30):
+            assert limit.first_token(PROMPT, 9.0, 1 + at / 1e5, ahead=1, free=False, late=True, unqueued=False, visible=True)
+        late = limit._late
+        assert limit.first_token(PROMPT, 0.01, 1.0003, ahead=1, free=False, late=False, unqueued=False, visible=True)
+        assert 0 < limit._late < late
+
+    def test_another_size_is_learned_at_once(self) -> None:
+        limit = self.fast(20_000, 1)
+        see(limit, 1.0, 0.01)
+        assert limit.first_token(64 * PROMPT, 0.5, 1.0, ahead=0, free=True, late=False, unqueued=False, visible=True)
+        assert limit._usual[True].get(64 * PROMPT) == pytest.approx(0.5)

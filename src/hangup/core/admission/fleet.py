@@ -322,9 +322,9 @@ class Fleet:
         ticket.first_token_at = now
         load.unstarted -= 1
         load.unread_tokens -= ticket.blocking_tokens
-        if not load.slots:
-            self._learn_from(load, ticket, now)
-        if not ticket.job and not ticket.whole:  # an item may have waited in the engine's queue, which no live call should
+        learned = bool(load.slots) or self._learn_from(load, ticket, now)
+        # An item of a job may have waited in the engine's queue, which no live call should.
+        if learned and not ticket.job and not ticket.whole:
             waited = now - ticket.sent_at
             load.estimates.first_token.observe(ticket.tokens_to_read, waited, now)
             if self._only is None:
@@ -332,7 +332,8 @@ class Fleet:
         load.limiter.accepted(load.in_flight, now)
         self._load_rose(load)
 
-    def _learn_from(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
+    def _learn_from(self, load: BackendLoad, ticket: Ticket[K], now: float) -> bool:
+        """Learn what a first token says about its backend's limit; return False if it says nothing new."""
         limiter, waited = load.limiter, now - ticket.sent_at
         load.awaiting_first_token.pop(ticket, None)
         late = ticket.overdue or now > ticket.overdue_at
@@ -341,9 +342,9 @@ class Fleet:
         elif not late:  # the engine was working on all calls that it had
             limiter.note_running(load.in_flight - load.held, now)
         if ticket.job:
-            return
+            return True
         was_late = None if ticket.overdue or ticket.unqueued else late
-        limiter.first_token(
+        return limiter.first_token(
             ticket.prompt,
             waited,
             now,

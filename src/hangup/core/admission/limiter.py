@@ -40,6 +40,9 @@ _MANY = 4  # the test whether fewer calls help needs at least this many calls wi
 _FEW = 3  # and this many first tokens of calls that had at most half as many ahead;
 _AS_LATE = 0.8  # if those took at least this share of the time, fewer calls do not help
 _USUAL_GAIN = (0.1, 0.5)  # how fast `_reads_s` follows, upward and downward
+_LEARN_S = 0.001  # while none is late, one first token in this time is enough to learn from,
+_SETTLED = 64  # after this many
+_HARDLY_LATE = 0.001  # a share of late first tokens that counts as none
 _MEMORY = 4.0  # first tokens are counted over this many first-token times, or over a second
 _SHRINK = 0.95
 _GROW = 0.02
@@ -105,12 +108,15 @@ class LearnedLimit:
         "_grown",
         "_in_vain",
         "_late",
+        "_learned",
+        "_learned_at",
         "_reads_s",
         "_refused_at",
         "_reported",
         "_reports_none_waiting",
         "_running_peak",
         "_seen",
+        "_skipped",
         "_slow_from",
         "_step_best",
         "_tokens_to_try",
@@ -152,6 +158,9 @@ class LearnedLimit:
         self._seen = 0  # first tokens
         self._count = 0.0  # the same, decaying with time
         self._first_at = -math.inf
+        self._learned_at = -math.inf  # when a first token was last learned from,
+        self._learned = (0, False)  # of which size of prompt, and whether it was visible,
+        self._skipped = 0  # and how many have come since
         self._refused_at = self._accepted_at = -math.inf
         self._step_best = math.inf
         self._slow_from: tuple[float, float] | None = None  # step time and calls when shrinking began
@@ -188,12 +197,17 @@ class LearnedLimit:
         late: bool | None,
         unqueued: bool,
         visible: bool,
-    ) -> None:
-        """Learn from a first token.
+    ) -> bool:
+        """Learn from a first token; return False if it says nothing new, because many like it come, and none of them late.
 
         `ahead`: calls without a first token when this one was sent. `free`: there was a slot for it, as far as has been seen.
         `unqueued`: no call can have been ahead of it. `late`: None if its lateness was counted before, or is not evidence.
         """
+        kind = (prompt.bit_length(), visible)
+        if now - self._learned_at < _LEARN_S and kind == self._learned and not late and self._is_settled():
+            self._first_at = now
+            self._skipped += 1
+            return False
         usual = self._usual[visible]
         if unqueued or self.queues is _NONE:
             usual_s = usual.observe(prompt, waited_s)
@@ -209,11 +223,13 @@ class LearnedLimit:
         memory = _MEMORY * self._reads_s
         if memory < 1.0:
             memory = 1.0
-        self._count = self._count * math.exp((self._first_at - now) / memory) + 1
-        self._first_at = now
-        self._seen += 1
+        came = self._skipped + 1
+        self._count = self._count * math.exp((self._learned_at - now) / memory) + came
+        self._first_at = self._learned_at = now
+        self._learned, self._skipped = kind, 0
+        self._seen += came
         if not late:
-            self._tokens_to_try -= 1
+            self._tokens_to_try -= came
         if late is None:
             if not self.unlimited or self.queues is not _NONE:
                 self._bound()
@@ -221,6 +237,10 @@ class LearnedLimit:
             self._judge(late, ahead)
             if not late and self.queues is not _NONE and waited_s <= _EASY_BY * usual_s + _EASY_S:
                 self._grown += 1
+        return True
+
+    def _is_settled(self) -> bool:
+        return self.unlimited and self.queues is _NONE and self._late < _HARDLY_LATE and self._seen >= _SETTLED
 
     def open_if_on_time(self) -> None:
         """Drop the limit if calls are on time; call this while the limit holds nobody back."""
