@@ -100,9 +100,13 @@ class Ledger:
             part.counts[bisect_left(SECONDS, queued)] += 1
             part.sum += queued
         if call.tokens_in is not None:
-            self.tokens_in.observe(call.tokens_in)
+            part = self.tokens_in
+            part.counts[bisect_left(TOKENS, call.tokens_in)] += 1
+            part.sum += call.tokens_in
         if first is not None and reason.outcome is not _ENGINE_REFUSED:  # an error has no tokens
-            self.tokens_out.observe(call.tokens_out)
+            part = self.tokens_out
+            part.counts[bisect_left(TOKENS, call.tokens_out)] += 1
+            part.sum += call.tokens_out
             waited, part = first - call.started_at, series.first_token_s
             part.counts[bisect_left(SECONDS, waited)] += 1
             part.sum += waited

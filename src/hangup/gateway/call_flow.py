@@ -204,12 +204,12 @@ class CallFlow(ClientRequest):
         """Send the request. From here on the attempt owns the connection, and the end of the call releases it."""
         key = self.ports.policy.ids.new()  # never used twice, so a late abort cannot hit another call
         try:
-            request = encode(self.engine_request, attempt, key, self.call, self.request, upgrade=self.upgrades)
+            head, body = encode(self.engine_request, attempt, key, self.call, self.request, upgrade=self.upgrades)
         except Exception as error:
             self.fault(error)
             return
         attempt.key = key
-        connection.ask(self, *request, may_switch=self.upgrades)
+        connection.ask(self, head, body, may_switch=self.upgrades)
         if self.client.stalled:  # it has not yet read an earlier answer, or heartbeats
             connection.pause()
 

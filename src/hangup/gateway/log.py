@@ -316,7 +316,7 @@ def _usual_line(call: Call) -> bytes | None:
             _wall_time().encode("ascii"),
             orjson.dumps(call.id),
             parties,
-            orjson.dumps(call.engine_id or None),
+            orjson.dumps(call.engine_id) if call.engine_id else b"null",
             call.attempts,
             cause,
             call.status,

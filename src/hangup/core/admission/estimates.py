@@ -100,7 +100,7 @@ class Lengths:
 
     def observe(self, tokens: int) -> None:
         self.seen += 1
-        self._counts[_half_octave(tokens)] += 1
+        self._counts[_SMALL[tokens] if tokens < len(_SMALL) else _half_octave(tokens)] += 1
         self._total += 1
         self._sum += tokens
         if self._total >= 2 * _MEMORY:
@@ -127,6 +127,9 @@ class Lengths:
 
 def _half_octave(tokens: float) -> int:
     return min(int(2 * math.log2(tokens)), 47) if tokens > 1 else 0
+
+
+_SMALL = bytes(map(_half_octave, range(2048)))  # most answers have fewer tokens
 
 
 class Rate:

