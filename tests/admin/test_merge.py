@@ -104,6 +104,7 @@ def overview(**fields: Any) -> dict[str, Any]:
     counts = dict.fromkeys(("live", "waiting", "connections", "tokens_streaming"), 1)
     lists: dict[str, Any] = {"backends": [backend()], "alarms": [], "zombies": [], "left": []}
     groups: dict[str, Any] = {name: {"a": 1} for name in ("phases", "outcomes", "refusals", "tokens")}
+    groups["refusal_words"] = {"a": "Said."}
     groups["rates"] = {"busy": None, "computed_per_s": None, "received_per_s": 2.0, "uncounted_per_s": 0.5}
     return {"version": "1", "not_ready": None, **counts, **groups, **lists, "jobs": {"total": 0, "rows": []}, **fields}
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,50 +16,10 @@ from typing import Any
 import pytest
 
 from admin.test_api import admin, live, streaming
+from dashboard.browsing import Page, opened, words
 from support import jobs
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.waiting import wait_until
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if os.environ.get("DASHBOARD_TESTS") != "required":
-    pytest.importorskip("playwright", reason="make test-dashboard installs it")
-    pytest.importorskip("axe_playwright_python", reason="make test-dashboard installs it")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here", allow_module_level=True)
-
-Page = Any
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
-@contextlib.contextmanager
-def opened(browser: Any, gateway: Gateway, **options: Any) -> Iterator[Page]:
-    """Yield the page once it shows its first figures; it may contact only the gateway, and must raise no error."""
-    page = browser.new_page(**options)
-    errors: list[str] = []
-    strangers: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on(
-        "request", lambda asked: None if asked.url.startswith((gateway.admin_url, "data:")) else strangers.append(asked.url)
-    )
-    page.goto(gateway.admin_url + "/")
-    try:
-        yield page
-        assert errors == [] and strangers == []
-    finally:
-        page.close()
-
-
-def words(page: Page, selector: str) -> str:
-    return str(page.locator(selector).inner_text())
 
 
 def test_a_job_is_shown_followed_and_cancelled_in_the_engine(browser: Any) -> None:
@@ -79,12 +37,6 @@ def test_a_job_is_shown_followed_and_cancelled_in_the_engine(browser: Any) -> No
             row.wait_for(state="detached")
         assert engine.wait_idle()["running"] == 0
         assert sdk.batches.retrieve(id).status == "cancelled"
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Gateway, StandIn]]:
-    with gateway_and_engine({"counters_interval_s": 0.2}, slots=8, token_s=0.01) as made:
-        yield made
 
 
 def test_a_live_call_is_shown_followed_and_killed_in_the_engine(browser: Any, pair: tuple[Gateway, StandIn]) -> None:
@@ -294,52 +246,6 @@ def test_what_stands_in_two_places_is_equal(browser: Any, pair: tuple[Gateway, S
 def _same(page: Page, one: Any, other: Any) -> bool:
     page.wait_for_timeout(50)
     return bool(one.inner_text() == other.inner_text())
-
-
-WIDTHS = [390, 768, 1280, 1920]
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_no_button_is_clipped_at_any_width(browser: Any, pair: tuple[Gateway, StandIn], width: int) -> None:
-    gateway, _ = pair
-    id = "a-call-of-a-batch-with-a-long-id-" + "x" * 60
-    look = {"viewport": {"width": width, "height": 900}}
-    with opened(browser, gateway, **look) as page, streaming(gateway, id):
-        for name in (f"Kill {id}", "Drain "):
-            button = page.get_by_role("button", name=name).first
-            button.wait_for()
-            button.scroll_into_view_if_needed()
-            box = button.bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width, box
-            at = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
-            hit = page.evaluate("([x, y]) => document.elementFromPoint(x, y).getAttribute('aria-label')", at)
-            assert hit is not None and hit.startswith(name.strip()), "something covers it"
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
-        cut = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)"
-        assert page.evaluate(cut) == [], "nor does a table"
-        shown = page.locator(f'#calls-body [data-key="{id}"] td').first
-        assert shown.get_attribute("title") == id and len(shown.inner_text()) < 20, "the whole id is one hover away"
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_fault_for_people_with_disabilities(
-    browser: Any, pair: tuple[Gateway, StandIn], scheme: str, width: int
-) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    gateway, _ = pair
-    look = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
-    with opened(browser, gateway, **look) as page, streaming(gateway, f"seen-{scheme}-{width}"):
-        page.locator(f'#calls-body [data-key="seen-{scheme}-{width}"]').wait_for()
-        page.locator("#groups tr").first.wait_for()
-        # axe is put into the page by the test, which the page's own policy would not allow it to load.
-        found = Axe().run(page).response["violations"]
-        page.locator("#calls-body button.link").first.click()
-        page.locator("#call-steps li").first.wait_for()
-        found += Axe().run(page).response["violations"]
-    serious = [(fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in ("serious", "critical")]
-    assert serious == []
 
 
 def test_it_goes_on_after_a_restart_of_the_gateway(browser: Any) -> None:

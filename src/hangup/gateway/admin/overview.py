@@ -18,7 +18,7 @@ from hangup import __version__
 from hangup.core.account import ZOMBIE
 from hangup.core.call import Call
 from hangup.core.history import Interval
-from hangup.core.reasons import Outcome
+from hangup.core.reasons import REASONS, Outcome
 from hangup.gateway.admin import calls
 from hangup.gateway.admin.view import GatewayView
 
@@ -52,6 +52,7 @@ def overview(view: GatewayView) -> dict[str, Any]:
         "connections": view.connections(),
         "outcomes": causes,
         "refusals": refusals,
+        "refusal_words": {cause: REASONS[cause].message for cause in refusals if cause in REASONS},
         "tokens": fates,
         "tokens_streaming": sum(
             call.tokens_out for call in view.calls() if call.stream

@@ -95,6 +95,7 @@ def overview(parts: Sequence[_Row]) -> _Row:
         "not_ready": None if None in reasons else reasons[0],
         **sums,
         **counters,
+        "refusal_words": {cause: words for part in parts for cause, words in part["refusal_words"].items()},
         "backends": backends([part["backends"] for part in parts]),
         "alarms": list(alarms.values()),
         "zombies": latest((part["zombies"] for part in parts), _SHOWN),

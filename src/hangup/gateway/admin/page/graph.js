@@ -1,10 +1,10 @@
 // What happened over time: one graph, the table below it, and the list of events. The gateway sends counts per interval, which
 // can be added up; rates and percentiles are made here.
 
-import { $, ask, brief, count, fill, put, shown } from "./parts.js";
+import { $, ask, brief, count, fill, mark, moment, OUTCOMES, put, several, short, shown, SIGNALS } from "./parts.js";
 
 const COLOURS = ["--mark", "--warm", "--good", "--more", "--bad", "--soft"];
-const OUTCOMES = {
+const ENDS = {
   completed: "--good", client_gone: "--mark", shed: "--warm", engine_refused: "--more", engine_failed: "--bad",
 };
 const POLL_MS = 5000;
@@ -62,7 +62,7 @@ function lines(past, { what, by }) {
   if (what === "calls") {
     if (by) return each(NUMBER, (group, row) => rate(group.calls, row));
     const ends = [...new Set(past.rows.flatMap((row) => Object.keys(row.ends)))];
-    return ends.map((name) => [name, OUTCOMES[name] || "--soft", NUMBER, (row) => rate(row.ends[name] || 0, row)]);
+    return ends.map((name) => [OUTCOMES[name] || name, ENDS[name] || "--soft", NUMBER, (row) => rate(row.ends[name] || 0, row)]);
   }
   const at = what === "first" ? "first_token" : "queue";
   if (by) return each(SECONDS, (group) => quantile(group[at], 0.95, past.bounds));
@@ -92,18 +92,18 @@ function draw(past) {
     width: box.clientWidth || 600, height: 240, cursor: { drag: { x: false, y: false } },
     scales: {
       x: { time: true, range: () => span },
-      y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] }, share: { range: [0, 1.001] },
+      y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] }, share: { range: [0, 1.02] }, // a line at 100 % is seen whole
     },
     axes: [
-      { ...axis },
+      { ...axis, space: 80, values: (_, marks, __, ___, step) => marks.map((at) => mark(at, step)) },
       { ...axis, scale: "y", size: 70, values: text(unit), label: `${TITLES[chosen.what]}${chosen.by && (chosen.what === "first" || chosen.what === "queue") ? ", p95" : ""}`, labelFont: "12px system-ui", labelSize: 18 },
       ...(scales.has("share") ? [{ ...axis, scale: "share", side: 1, grid: { show: false }, values: text(SHARE), size: 60 }] : []),
     ],
     series: [
-      { label: "time", value: (_, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "–") },
+      { label: "time", value: (_, at) => (at ? moment(at) : "latest") },
       ...drawn.map(([name, hue, of]) => ({
         label: name, stroke: colour(hue), width: 2, scale: of.scale, dash: of === SHARE ? [4, 4] : undefined, spanGaps: true,
-        points: { show: past.rows.length < 40 }, value: (_, value) => of.text(value),
+        points: { show: past.rows.length < 40 }, value: (self, value, line, at) => of.text(at === null ? self.data[line].at(-1) : value), // the latest where nobody points
       })),
     ],
   };
@@ -119,7 +119,7 @@ function describe(past, drawn) {
   const now = drawn.map(([name, , unit, value]) => `${name} ${unit.text(value(row))}`);
   const { what } = form();
   const guessed = what === "tokens" && past.rows.some((each) => each.uncounted && each.computed !== null);
-  put($("chart-words"), `${TITLES[what]}, in intervals of ${brief(past.length_s || row.seconds)}. Latest: ${now.join(", ") || "nothing ended"}.${guessed ? " Engines that do not count their tokens are taken to compute those that they send." : ""}`);
+  put($("chart-words"), `${TITLES[what]}, in intervals of ${brief(past.length_s || row.seconds)}. Latest: ${now.join(", ") || "nothing ended"}.${(what === "tokens" || what === "live") && form().by ? ` The graph is not split; the table is, by ${form().by}.` : ""}${guessed ? " Engines that do not count their tokens are taken to compute those that they send." : ""}`);
 }
 
 function table(past) {
@@ -143,23 +143,53 @@ const STEPS = {
 };
 const EVENTS = {
   backend_changed: (row) => row.change,
-  divergence_alarm_changed: (row) => (row.state === "raised" ? `alarm raised: it computes tokens that nobody receives (${row.signal})` : "alarm ended"),
-  ladder_step_taken: (row) => `${STEPS[row.step] || row.step}${row.reason ? `: ${row.reason}` : ""}${row.id ? ` (call ${row.id})` : ""}`,
-  zombie_found: (row) => `still computes call ${row.id}, whose client has left`,
-  zombie_gone: (row) => `stopped call ${row.id} after ${brief(row.after_s)}${row.tokens ? `, ${count(row.tokens)} tokens too late` : ""}`,
-  orphans_found: (row) => `runs ${shown(row.count)} calls that this gateway did not send`,
-  calls_evicted: (row) => `lost its ${shown(row.calls)} live calls: ${row.reason}`,
-  call_killed: (row) => `an operator killed call ${row.id} of ${row.tenant}`,
+  divergence_alarm_changed: (row) => (row.state === "raised" ? `alarm raised: it computes tokens that nobody receives (${SIGNALS[row.signal] || row.signal})` : "alarm ended"),
+  ladder_step_taken: (row) => `${STEPS[row.step] || row.step}${row.reason ? `: ${row.reason}` : ""}${row.id ? ` (call ${short(row.id)})` : ""}`,
+  zombie_found: (row) => `still computes call ${short(row.id)}, whose client has left`,
+  zombie_gone: (row) => `stopped call ${short(row.id)} after ${brief(row.after_s)}${row.tokens ? `, ${several(row.tokens, "token")} too late` : ""}`,
+  orphans_found: (row) => `runs ${several(row.count, "call")} that this gateway did not send`,
+  calls_evicted: (row) => `lost its ${several(row.calls, "live call")}: ${row.reason}`,
+  call_killed: (row) => `an operator killed call ${short(row.id)} of ${row.tenant}`,
   engine_exited: () => "its process ended; it is started again",
   config_reloaded: () => "the configuration was reloaded",
 };
 
+// What is told of many calls at once, so that it does not push the rest out of sight.
+const TOGETHER = {
+  zombie_found: (rows) => `still computes ${listed(rows)}, whose clients have left`,
+  zombie_gone: (rows) => `stopped ${listed(rows)}, too late`,
+  abort: (rows) => `told again to stop, ${several(rows.length, "time")}: ${listed(rows)}`,
+  wait: (rows) => `has no way to be told to stop; waiting for ${listed(rows)}`,
+  call_killed: (rows) => `an operator killed ${listed(rows)}`,
+};
+const TOGETHER_S = 60;
+
+function listed(rows) {
+  const ids = [...new Set(rows.map((row) => row.id))];
+  return `${several(ids.length, "call")} (${ids.slice(0, 3).map(short).join(", ")}${ids.length > 3 ? ", …" : ""})`;
+}
+
+function together(rows) {
+  const groups = [];
+  const open = new Map();
+  rows.forEach((row, at) => {
+    const kind = TOGETHER[row.event] ? row.event : TOGETHER[row.step] ? row.step : "";
+    const key = `${kind} ${row.backend}`;
+    const group = kind && open.get(key);
+    if (group && row.at - group.rows[0].at < TOGETHER_S) { group.rows.push(row); return; }
+    const made = { kind, key: `${row.at} ${row.event} ${row.id || at}`, rows: [row] };
+    groups.push(made);
+    if (kind) open.set(key, made);
+  });
+  return groups.reverse();
+}
+
 function events(rows) {
-  const named = rows.map((row, at) => [`${row.at} ${at}`, row]).reverse();
-  fill($("events"), named, ([key]) => key, ([, row]) => [
-    [new Date(row.at * 1000).toLocaleString()], [shown(row.backend)],
-    [EVENTS[row.event] ? EVENTS[row.event](row) : row.event, row.state === "raised" || row.step === "quarantined" ? "why bad" : "why"],
-  ]);
+  fill($("events"), together(rows), (group) => group.key, ({ kind, rows: told }) => {
+    const [row] = told;
+    const words = told.length > 1 ? TOGETHER[kind](told) : EVENTS[row.event] ? EVENTS[row.event](row) : row.event;
+    return [[moment(row.at)], [shown(row.backend), "name"], [words, `why ${row.state === "raised" || row.step === "quarantined" || /^down/.test(row.change) ? "bad" : row.state === "ended" || row.step === "healthy" || row.change === "up" ? "good" : ""}`.trim()]];
+  });
 }
 
 async function look() {
@@ -170,7 +200,7 @@ async function look() {
     past.rows = past.rows.filter((row) => row.seconds > 0);
     last = past;
     const known = past.since ? Date.now() / 1000 - past.since : 0;
-    put($("remembered"), known < Number(seconds) * 0.9 ? `known since ${past.since ? new Date(past.since * 1000).toLocaleString() : "now"}` : "");
+    put($("remembered"), known < Number(seconds) * 0.9 ? `known since ${past.since ? moment(past.since) : "now"}` : "");
     draw(past);
     table(past);
     events(past.events);

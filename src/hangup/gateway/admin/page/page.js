@@ -1,6 +1,6 @@
 // The dashboard: the overview arrives as server-sent events, the page of live calls and the history are polled beside it.
 
-import { $, ask, brief, count, doing, element, fill, headers, lasting, put, say, several, short, shown } from "./parts.js";
+import { $, ask, brief, count, doing, element, fill, headers, lasting, moment, OUTCOMES, put, say, several, short, shown, SIGNALS } from "./parts.js";
 import * as graph from "./graph.js";
 
 const PAGE = 50;
@@ -14,7 +14,7 @@ const COLUMNS = [
 ];
 const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
 // Where there is no room, a click on the call shows the rest.
-const KINDS = { tenant: "name", model: "name", backend: "name", waits_for: "soft less", idle_s: "extra", deadline_left_s: "extra", tokens_per_s: "extra", tokens_in: "rest", client: "rest", slot: "rest" };
+const KINDS = { tenant: "name", model: "name", backend: "name", waits_for: "soft less waits", idle_s: "extra", deadline_left_s: "extra", tokens_per_s: "extra", tokens_in: "rest", client: "rest", slot: "rest" };
 const ASCENDING = new Set(["tenant", "model", "backend", "phase", "client", "deadline"]); // the others begin with the largest
 
 const view = { sort: "age", offset: 0, total: 0, filter: {}, asking: false, open: null, report: null, lostAt: null };
@@ -52,7 +52,7 @@ function locked(given) {
   document.body.className = "locked";
   $("login").hidden = false;
   $("gone").hidden = true;
-  put($("login-why"), given ? "The gateway refused this admin token." : "This gateway requires its admin token: the value of the variable that admin_token_env names.");
+  put($("login-why"), `${given ? "The gateway refused this admin token." : "This gateway requires its admin token."} It is what admin_token_env, admin_token_file or admin_token_command in its configuration refers to.`);
   put($("state"), "signed out");
   $("state").className = "lost";
   signal(1, "sign in");
@@ -66,7 +66,7 @@ function lost(why) {
   $("state").className = "lost";
   $("gone").hidden = false;
   $("login").hidden = true;
-  put($("gone"), `No connection to the gateway since ${view.lostAt.toLocaleTimeString()}: ${why}. Trying again every second.${seen ? " What is shown below is from before." : ""}`);
+  put($("gone"), `No connection to the gateway since ${moment(view.lostAt / 1000)}: ${why}. Trying again every second.${seen ? " What is shown below is from before." : ""}`);
   signal(1, "no connection");
 }
 
@@ -91,9 +91,9 @@ function glance(now) {
   alarms(now.alarms);
   backends(now.backends);
   const ends = Object.entries(now.outcomes).filter(([name]) => name !== "shed" && name !== "refused");
-  const rows = [...ends.map(([name, calls]) => [OUTCOMES[name] || name, calls]), ...Object.entries(now.refusals).map(([name, calls]) => [`refused: ${name}`, calls])];
-  fill($("refusals"), rows, (row) => row[0], (row) => [[row[0]], [count(row[1]), "number"]]);
-  zombies(now.zombies);
+  const rows = [...ends.map(([name, calls]) => [OUTCOMES[name] || name, calls]), ...Object.entries(now.refusals).map(([name, calls]) => [refusal(name, now.refusal_words[name]), calls])];
+  fill($("refusals"), rows, (row) => row[0], (row) => [[row[0], "whole"], [count(row[1]), "number"]]);
+  zombies(now.zombies, now.backends.reduce((sum, row) => sum + row.zombies.length, 0));
   jobs(now.jobs);
   left(now.left);
   calls();
@@ -102,10 +102,11 @@ function glance(now) {
   if (view.open && !view.open.ended) show(view.open.id, true);
 }
 
-const OUTCOMES = {
-  completed: "completed", client_gone: "the client hung up", deadline: "the client's deadline passed", cap: "reached a limit", engine_failed: "the engine failed",
-  engine_refused: "the engine refused it", killed: "killed, or a job's item that made room", drained: "cut by a shutdown", shed: "refused: overload", refused: "refused", zombie: "zombies, after their end",
-};
+// Why calls were refused, as their clients were told, and by which name it is found in log and documentation.
+function refusal(name, words = "") {
+  const told = words.replace(/(; retry later)?\.$/, "");
+  return told ? `refused: ${told[0].toLowerCase()}${told.slice(1)} (${name})` : `refused: ${name}`;
+}
 
 function overview(now) {
   const { rates } = now;
@@ -136,10 +137,6 @@ function alarms(rows) {
   });
   fill($("alarms"), words, (text) => text, () => [], (text) => element("p", text));
 }
-
-const SIGNALS = {
-  exact: "by its own count of tokens", statistical: "it is busy, and few tokens arrive", zombies: "it keeps working on calls that ended", alone: "it works although it has no call of ours",
-};
 
 // Backends
 
@@ -210,7 +207,8 @@ const CAUSES = {
   fin: "the client closed", reset: "the client reset", silence: "the client's host is gone", write_stall: "the client stopped reading", killed: "killed by an operator",
 };
 
-function zombies(rows) {
+function zombies(rows, now) {
+  put($("zombies-count"), `(${count(now)} now${rows.length < now ? `, the latest ${rows.length} listed` : ""})`);
   const end = (row) => (row.lived_s === null ? "" : ` after ${lasting(row.lived_s)}`);
   fill($("zombies"), rows, (row) => row.id, (row) => [
     named(row.id), [shown(row.tenant)], [CAUSES[row.cause] || shown(row.cause)], [row.backend], [shown(row.slot), "number"], [`${lasting(row.ended_s_ago)} ago`, "number"],
@@ -418,6 +416,11 @@ $("login").addEventListener("submit", (event) => {
   sessionStorage.setItem("token", $("token").value);
   $("token").value = "";
 });
+// On a phone, the fields would fill the screen.
+const narrow = matchMedia("(max-width: 760px)");
+const fold = () => { $("fields").open = !narrow.matches; };
+narrow.addEventListener("change", fold);
+fold();
 heads();
 graph.start();
 watch();

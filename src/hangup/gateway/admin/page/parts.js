@@ -48,6 +48,31 @@ export function brief(seconds) {
   return seconds < 60 ? `${Number(seconds.toPrecision(2))} s` : lasting(seconds);
 }
 
+// A time, in 24 hours as in the log; with the date if it is not today's.
+const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+export function moment(at) {
+  const when = new Date(at * 1000);
+  return when.toDateString() === new Date().toDateString() ? CLOCK.format(when) : `${DAY.format(when)}, ${CLOCK.format(when)}`;
+}
+// The same for an axis with marks every `step` seconds: no more than tells them apart.
+export function mark(at, step) {
+  const when = new Date(at * 1000);
+  const midnight = when.getHours() === 0 && when.getMinutes() === 0 && when.getSeconds() === 0;
+  return step >= 86400 || (midnight && step >= 60) ? DAY.format(when) : CLOCK.format(when).slice(0, step < 60 ? 8 : 5);
+}
+
+// How calls ended.
+export const OUTCOMES = {
+  completed: "completed", client_gone: "the client hung up", deadline: "the client's deadline passed", cap: "reached a limit", engine_failed: "the engine failed",
+  engine_refused: "the engine refused it", killed: "killed, or a job's item that made room", drained: "cut by a shutdown", shed: "refused: overload", refused: "refused", zombie: "zombies, after their end",
+};
+
+// How an alarm knows that an engine computes for nobody.
+export const SIGNALS = {
+  exact: "by its own count of tokens", statistical: "it is busy, and few tokens arrive", zombies: "it keeps working on calls that ended", alone: "it works although it has no call of ours",
+};
+
 export const count = new Intl.NumberFormat("en").format;
 export const several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 export const say = (text) => {
