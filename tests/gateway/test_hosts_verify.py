@@ -279,7 +279,7 @@ def test_one_that_is_cut_off_costs_the_others_no_places() -> None:
         for client in kept:
             read_on(client, 5)
         wire.cut()
-        seen(first, "gateway_silent")
+        wait_until(lambda: is_missed(first), what="its silence")
         clients = streams(first, 4, "left")
         for client in clients:
             read_on(client, 5)
@@ -287,10 +287,19 @@ def test_one_that_is_cut_off_costs_the_others_no_places() -> None:
         wait_until(lambda: sum_of(first, "hangup_releases_total", result="unverified") >= 4, what="their release")
         assert not of_all([first, second], "zombie_found")
         wire.mend()
-        seen(first, "gateway_back")
-        clients = streams(first, 2, "later")
-        for client in clients:
+        wait_until(lambda: not is_missed(first), what="its return")
+
+        def one_more_is_verified() -> bool:
+            (client,) = streams(first, 1, "later")
             read_on(client, 5)
-        close(*clients)
-        wait_until(lambda: sum_of(first, "hangup_releases_total", result="verified") >= 2, what="a proof, with everybody back")
+            close(client)
+            wait_until(lambda: not sum_of(first, "hangup_pending_stops"), what="its end")
+            return sum_of(first, "hangup_releases_total", result="verified") >= 2
+
+        wait_until(one_more_is_verified, what="a proof, with everybody back")
         close(*kept)
+
+
+def is_missed(witness: Gateway) -> bool:
+    """Return whether another gateway is silent now: on a slow machine, one may be silent and back more than once."""
+    return len(events(witness, "gateway_silent")) > len(events(witness, "gateway_back"))

@@ -363,6 +363,62 @@ def test_a_tenants_quota_is_one_for_all_workers() -> None:
                 wait_until(lambda: not get_json(f"{gateway.admin_url}/api/calls")["live"])
 
 
+def test_tenants_get_their_shares_of_the_whole_whichever_workers_have_their_calls() -> None:
+    """One worker has the calls of one tenant, the other those of another with three times its weight."""
+    keys = {"small": "s" * 20, "large": "l" * 20}
+    config = "".join(
+        f'[[tenant]]\nname = "{name}"\nweight = {3 if name == "large" else 1}\n'
+        f'key_sha256 = ["{hashlib.sha256(key.encode()).hexdigest()}"]\n'
+        for name, key in keys.items()
+    )
+    with StandIn(slots=64, prefill_s=0.01, token_s=0.02) as engine, contextlib.ExitStack() as stack:
+        config += f'[[backend]]\nurl = "{engine.url}"\nslots = {SLOTS}\n'
+        gateway = stack.enter_context(Gateway(config=config, workers=2))
+        started(gateway, 2)
+        one, other = workers_of(gateway)
+        clients: dict[str, list[Client]] = {"small": [], "large": []}
+        while min(map(len, clients.values())) < 2 * SLOTS:  # a connection stays with its worker
+            client = stack.enter_context(Client(gateway.address))
+            worker = wait_until(lambda c=client: _worker_of(c, (one, other)), what="its worker")  # type: ignore[misc]
+            clients["small" if worker == one else "large"].append(client)
+        served, over = Counter[str](), threading.Event()
+
+        def call(name: str, client: Client) -> None:
+            while not over.is_set():
+                client.chat({"Authorization": f"Bearer {keys[name]}"}, max_tokens=10)
+                served[f"{name} {client.read_answer().status}"] += 1
+
+        threads = [
+            threading.Thread(target=call, args=(name, client), daemon=True)
+            for name, of in clients.items()
+            for client in of[: 2 * SLOTS]
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: served.total() >= 100, what="100 calls")
+        before = served.copy()
+        wait_until(lambda: served.total() >= before.total() + 300, what="300 calls")
+        counted = served - before
+        over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert 2 <= counted["large 200"] / counted["small 200"] <= 4.5, "each worker would use half of the slots"
+        assert set(served) == {"small 200", "large 200"} and engine.stats()["running_peak"] <= SLOTS
+
+
+def _worker_of(client: Client, workers: tuple[int, ...]) -> int | None:
+    """Return the worker that has accepted a connection."""
+    port, to = client.sock.getsockname()[1], client.sock.getpeername()[1]
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    inodes = {row[9] for row in rows if row[1].endswith(f":{to:04X}") and row[2].endswith(f":{port:04X}")}
+    for pid in workers:
+        for fd in proc(pid, "fd").iterdir():
+            with contextlib.suppress(OSError):  # it is closed by now
+                if fd.readlink().name.removeprefix("socket:[").removesuffix("]") in inodes:
+                    return pid
+    return None
+
+
 def test_tokens_per_minute_are_of_all_workers() -> None:
     key = "k" * 20
     digest = hashlib.sha256(key.encode()).hexdigest()

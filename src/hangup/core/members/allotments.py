@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from hangup.core.members.shares import fair_shares, whole_places
 from hangup.core.members.tenant_service import TenantRecords, TenantUse
 
+_TENANTS_S = 0.25  # how often places are shared again because of what tenants use
 QUOTA_PREFIX = "tenant "  # of the name of a resource that is a tenant's quota; names of backends have no spaces
 
 
@@ -134,6 +135,9 @@ class PlaceAllocator:
         self._resources: dict[str, _Resource] = {}
         self._cut_off: dict[str, int] = {}  # members that will use one of so many parts, without asking
         self.tenants = TenantRecords()
+        self._tenants_from = -math.inf  # when to look at them again
+        self._tenant_shares: dict[tuple[int, tuple[str, ...]], dict[str, float] | None] = {}  # by places and members
+        self._places_of_backends = 1
 
     def report(self, member: str, reports: Iterable[PlaceReport]) -> list[Grant]:
         """Note all that a member holds, and share what is free; what it does not mention it no longer uses."""
@@ -196,10 +200,12 @@ class PlaceAllocator:
     def pass_time(self, now: float) -> list[Grant]:
         """Free the places of members that died long enough ago, and follow what tenants need. Call this regularly."""
         changed = []
-        if self.tenants.changed:
+        if self.tenants.changed and now >= self._tenants_from:
+            self._tenants_from = now + _TENANTS_S
             self.tenants.changed = False
             for resource in self._resources.values():
                 resource.for_tenants = None
+            self._tenant_shares.clear()
             changed = [name for name, resource in self._resources.items() if _is_short(resource)]
         for name, resource in self._resources.items():
             still = [entry for entry in resource.of_dead if entry[0] > now]
@@ -270,15 +276,21 @@ class PlaceAllocator:
         turns = {member: holder.turn if scarce else -holder.allowed for member, holder in holders.items()}
         if sum(demands.values()) > capacity and not name.startswith(QUOTA_PREFIX):
             if resource.for_tenants is None or resource.for_tenants[0] != capacity:
-                part = resource.capacity / max(self._capacity_of_backends(), 1)
-                resource.for_tenants = capacity, self.tenants.shares(capacity, part, holders)
+                resource.for_tenants = capacity, self._shares_for_tenants(capacity, tuple(holders))
             exact = resource.for_tenants[1]
             if exact is not None:
                 return whole_places(capacity, exact, demands, lambda member: (*self.tenants.turn(member), turns[member]))
         return fair_shares(capacity, demands, turns)
 
-    def _capacity_of_backends(self) -> int:
-        return sum(r.capacity for name, r in self._resources.items() if not name.startswith(QUOTA_PREFIX))
+    def _shares_for_tenants(self, capacity: int, members: tuple[str, ...]) -> dict[str, float] | None:
+        """Return what members should have of a backend with so many places: the same for all backends that are alike."""
+        if not self._tenant_shares:
+            backends = [resource for name, resource in self._resources.items() if not name.startswith(QUOTA_PREFIX)]
+            self._places_of_backends = max(sum(resource.capacity for resource in backends), 1)
+        key = capacity, members
+        if key not in self._tenant_shares:
+            self._tenant_shares[key] = self.tenants.shares(capacity, capacity / self._places_of_backends, members)
+        return self._tenant_shares[key]
 
 
 def _taken(resource: _Resource) -> int:

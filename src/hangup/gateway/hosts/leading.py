@@ -88,6 +88,7 @@ class Leading:
         self.records.restore(heritage.calls, heritage.steps, now)
         self.lines = MemberLines(ports.name, term, ports.post_as_leader, self._take_message)
         self._snapshots: dict[str, Snapshot] = {}  # the latest of each member
+        self._places_noted: dict[str, list[list[object]]] = {}  # what the hub knows of each
         self._confirmed: set[str] = set()  # members that obey no earlier leader
         self._reached = set(reached)  # members that have answered at their own address
         self._asking: set[str] = set()
@@ -154,7 +155,9 @@ class Leading:
         output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
         self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output, snapshot["in_engines"]))
         self._hub.note_tenants(name, [TenantUse(*row) for row in snapshot["tenants"]])
-        self._hub.note_places(name, _places(snapshot), snapshot["asks"])
+        if snapshot["asks"] or snapshot["places"] != self._places_noted.get(name):  # most say what they said before
+            self._places_noted[name] = snapshot["places"]
+            self._hub.note_places(name, _places(snapshot), snapshot["asks"])
         charged = [TokensCharged(*row) for row in snapshot["tokens"]]
         if name in self._charging:
             self._hub.note_tokens(name, charged)
@@ -263,6 +266,7 @@ class Leading:
         self._hub.leave(name, now, died=died)
         self.gone.add(name)
         self._snapshots.pop(name, None)
+        self._places_noted.pop(name, None)
         self.orders.pop(name, None)
         for names in (self._confirmed, self._silent, self._cut_off, self._asked, self._reached, self._charging):
             names.discard(name)
