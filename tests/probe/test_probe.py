@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import trustme
 
+from hangup.probe import ProbeError, ProbeOptions, caller, run_probe
 from support.processes import Gateway, Process, StandIn
 from support.waiting import PATIENCE_S, wait_until
 
@@ -266,6 +268,12 @@ def test_tls_trouble(healthy: StandIn) -> None:
         assert "answers none of the known APIs" in one_line(probe(https, "--insecure"))
         assert "--ca-file /nowhere" in one_line(probe(https, "--ca-file", "/nowhere"))
         assert "is no LLM endpoint" in (line := one_line(probe(url))) and "https://?" in line
+
+
+def test_a_peer_that_does_not_answer_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller, "CONNECT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(ProbeError, match="did not answer a TLS handshake"):
+        asyncio.run(run_probe(ProbeOptions(f"https://127.0.0.1:{mute.getsockname()[1]}")))
 
 
 class serving:  # noqa: N801 - used like a function

@@ -114,6 +114,20 @@ def test_a_client_that_does_not_get_its_place_leaves(case: str, answer: bytes, s
     play(Engine(answer), ProbeBudget(calls_max=1), story)
 
 
+def test_a_connection_that_is_closed_after_each_answer_gets_no_second_call() -> None:
+    class Closing(Engine):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(_ONE_TOKEN)
+            writer.close()
+
+    async def story(_: Caller, stage: Stage) -> None:
+        with pytest.raises(Unplayable, match="closes the connection after"):
+            await stage.place(CASES["keep-alive-fin"], 1, 0)
+
+    play(Closing(), ProbeBudget(), story)
+
+
 def test_a_prompt_that_does_not_fit_is_followed_by_a_shorter_one() -> None:
     too_long = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 8\r\n\r\ntoo long"
     lengths = []

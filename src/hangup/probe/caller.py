@@ -9,6 +9,8 @@ import socket
 import ssl
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from hangup import __version__
@@ -82,7 +84,8 @@ class Caller:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _STALLED_BUFFER_BYTES)
             async with asyncio.timeout(CONNECT_S):
                 await loop.sock_connect(sock, address)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with _handshake_in_time():
                 _, connection = await loop.create_connection(
                     lambda: ProbeConnection(self.dialect, sock),
                     sock=sock,
@@ -172,6 +175,19 @@ def tls_context(ca_file: str, *, insecure: bool) -> ssl.SSLContext:
     return context
 
 
+class HandshakeTimeout(TimeoutError):
+    """The peer accepted a connection, and did not answer the TLS handshake."""
+
+
+@asynccontextmanager
+async def _handshake_in_time() -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            yield
+    except TimeoutError:
+        raise HandshakeTimeout from None
+
+
 def connect_problem(endpoint: Endpoint, error: Exception) -> ProbeError:
     """Return one clear line for a connection that failed."""
     where = f"{endpoint.host}:{endpoint.port}"
@@ -184,6 +200,8 @@ def connect_problem(endpoint: Endpoint, error: Exception) -> ProbeError:
             return ProbeError(f"{where} does not speak TLS; try {endpoint.url.replace('https', 'http', 1)}")
         case ConnectionRefusedError():
             return ProbeError(f"nothing listens on {where}")
+        case HandshakeTimeout():
+            return ProbeError(f"{where} did not answer a TLS handshake within {CONNECT_S:g} s; does it want http://?")
         case TimeoutError():
             return ProbeError(f"{where} did not accept a connection within {CONNECT_S:g} s")
         case _:

@@ -148,6 +148,8 @@ class Stage:
             if not call.keeps_alive:
                 raise Unplayable("the endpoint closes the connection after each answer")
             call.send(*self._caller.request(kind), stream=kind.stream)
+            if not await call.until(lambda c: c.status, self.patience_s) and call.lost:
+                raise Unplayable("the endpoint closes the connection after an answer, and does not say so")
             await self._streaming(call)
         return call
 
