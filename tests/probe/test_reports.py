@@ -90,6 +90,7 @@ def test_the_table_says_what_its_figures_belong_to() -> None:
 def test_a_stop_that_may_be_late_has_its_tick_in_brackets() -> None:
     vague = replace(STOPPED, stopped_s=1.37).with_note(f"{VAGUE} 1 s")
     assert brief(vague) == "(✓) 1.37 s" and brief(STOPPED) == "✓ 0.25 s"
+    assert brief(NEVER) == "✗ 200 tokens", "of one client: 3 left"
 
 
 def test_names_from_outside_cannot_break_a_report() -> None:
@@ -152,6 +153,7 @@ def test_a_matrix_of_endpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert main(["probe", *flags, *outputs]) == 2, "one cannot be probed"
     said = capsys.readouterr()
     assert "nothing listens on 127.0.0.1:1" in said.err and "deaf stops in 0 of 1 cases" in said.out
+    assert ["CASE", "good", "deaf"] in [line.split() for line in said.out.splitlines()], "side by side"
     assert [row["name"] for row in json.loads((tmp_path / "json").read_text())] == ["good", "deaf"]
     assert "| good | deaf |" in (tmp_path / "markdown").read_text() and "<svg" in (tmp_path / "html").read_text()
 

@@ -192,6 +192,9 @@ def test_a_prompt_that_is_read_for_nobody_is_work_without_tokens() -> None:
     waits = judge(Trial(1, looks, REST_S + 3, REST_TOKENS), WITHIN_S)
     reads = judge(Trial(1, looks, REST_S + 3, REST_TOKENS, reads=True), WITHIN_S)
     assert (waits.ruling, reads.ruling) == (Ruling.STOPPED, Ruling.LATE) and reads.tokens == 0
+    looks = [replace(look, tokens=None) for look in looks]
+    waits, runs = (judge(Trial(1, looks, REST_S + 3, REST_TOKENS, waits=waits), WITHIN_S) for waits in (True, False))
+    assert (waits.ruling, waits.tokens, runs.ruling) == (Ruling.STOPPED, 0, Ruling.LATE), "where tokens are not counted"
 
 
 def test_an_echo_of_a_prompt_that_is_read_counts_no_tokens() -> None:

@@ -56,8 +56,18 @@ class FiguresTrial:
         for call in scene.leavers:
             call.leave(scene.case.departure)
         remaining_s = self._remaining_s(scene, max(left))
-        looks = await self._looks(scene, left_at, first, self._settle_s(scene, seen), remaining_s * self._waves(scene))
+        looks = await self._looks(scene, left_at, first, self._settle_s(scene, seen), remaining_s * self._waves(scene), seen)
         exact = first.status.tokens is not None
+        waited_s = 0.0
+        is_dropped = scene.case.moment is Moment.QUEUE and seen and _is_dropped(scene, looks, left_at)
+        if scene.case.moment is Moment.QUEUE and not is_dropped:
+            freed_at = _freed_at(scene)
+            if freed_at is None:
+                return untold("the answers of those in front did not end while the queue was watched", len(scene.leavers))
+            if not (seen and exact):  # what it did while it waited cannot be seen, or not be told from work
+                waited_s = max(freed_at - left_at, 0.0)
+                looks = [look.since(waited_s) for look in looks if look.asked_at >= waited_s]
+                remaining_s = max(left) / self._stage.speed.rate
         delivered = computed + round(sum(call.tokens(self._stage.speed.tokens_per_event) for call in scene.live))
         trial = Trial(
             len(scene.leavers),
@@ -71,8 +81,9 @@ class FiguresTrial:
             exact,
             self._stage.speed.rate,
             reads=scene.case.moment is Moment.PREFILL,
+            waits=is_dropped,
         )
-        return judge(trial, self._within_s)
+        return judge(trial, self._within_s).after_waiting(waited_s)
 
     def _computed_so_far(self, scene: Scene, first: StatusLook, before: StatusLook | None) -> int:
         """Return the tokens that the engine counts for the leavers' calls; it may be late, so they can be more."""
@@ -114,12 +125,15 @@ class FiguresTrial:
             return _UPLOAD_SETTLE_S
         if seen:
             return _SETTLE_S + self._watch.source.lag_s
-        if scene.case.moment is Moment.QUEUE:  # it would show only when the others end
-            return self._stage.answer_s * 1.2 + _UPLOAD_SETTLE_S
         return _UNSEEN_SETTLE_S
 
-    async def _looks(self, scene: Scene, left_at: float, first: StatusLook, settle_s: float, remaining_s: float) -> list[Look]:
-        """Ask until the engine has been idle for `settle_s`, or for long after the answers' own end."""
+    async def _looks(
+        self, scene: Scene, left_at: float, first: StatusLook, settle_s: float, remaining_s: float, seen: bool
+    ) -> list[Look]:
+        """Ask until the engine has been idle for `settle_s`, or for long after the answers' own end.
+
+        Figures that do not show a call that waits say nothing of it before a slot is free.
+        """
         source, looks = self._watch.source, list[Look]()
         is_silent = (
             scene.case.moment in (Moment.WHOLE, Moment.PREFILL, Moment.QUEUE)
@@ -127,6 +141,8 @@ class FiguresTrial:
         )
         pace_s = source.silent_pace_s if is_silent else source.pace_s
         limit_s = remaining_s * 1.5 + 4.0 + source.lag_s
+        waits = scene.case.moment is Moment.QUEUE
+        can_count = first.status.tokens is not None or not scene.live  # slots show too little of those who stay
         idle_since: float | None = None
         pause_s = min(pace_s, self._within_s * _BEFORE_LATE) if is_silent and self._watch.is_shy else _FIRST_PAUSE_S
         while True:
@@ -136,8 +152,30 @@ class FiguresTrial:
             now = time.monotonic() - left_at
             if found is not None:
                 excess = found.status.work - scene.live_now
-                tokens = None if found.tokens is None else found.tokens - (first.tokens or 0)
+                tokens = None if found.tokens is None or not can_count else found.tokens - (first.tokens or 0)
                 looks.append(Look(found.asked_at - left_at, found.answered_at - left_at, excess, tokens))
                 idle_since = (idle_since if idle_since is not None else now) if excess <= 0 else None
-            if (idle_since is not None and now - idle_since >= settle_s) or now >= limit_s:
+            is_settled = idle_since is not None and now - idle_since >= settle_s
+            freed_at = _freed_at(scene) if waits else None
+            if waits and freed_at is None:
+                if (seen and is_settled) or now >= self._stage.patience_s:
+                    return looks
+                continue
+            if freed_at is not None:  # from now on, as if the client had left when a slot was free
+                waits, limit_s = False, limit_s + freed_at - left_at
+                idle_since = idle_since if seen else None
+                continue
+            if is_settled or now >= limit_s:
                 return looks
+
+
+def _freed_at(scene: Scene) -> float | None:
+    """Return when the first of those who stay had its whole answer, and so a slot was free."""
+    return min((call.last_token_at for call in scene.live if call.done and call.last_token_at is not None), default=None)
+
+
+def _is_dropped(scene: Scene, looks: list[Look], left_at: float) -> bool:
+    """Return whether a call that the figures showed was gone before it could get a slot."""
+    freed_at = _freed_at(scene)
+    waiting = [look for look in looks if freed_at is None or look.answered_at < freed_at - left_at]
+    return bool(waiting) and waiting[-1].excess <= 0

@@ -12,6 +12,7 @@ def assert_stops(report: ProbeReport, within_s: float = 1.0, *, untold: bool = F
 
     A case that cannot be told is a failure as well, unless `untold` allows it.
     """
+    __tracebackhide__ = True  # in pytest, the message is all that helps
     failed = [result for result in report.results if not _holds(result, within_s, untold)]
     if failed or not report.counted:
         lines = [f"  {r.case.name}: {outcome(r.judgement)} ({reason(r.judgement)})" for r in failed]

@@ -34,6 +34,7 @@ class Prober:
         self, url: str, within_s: float = 1.0, *, cases: str = "", untold: bool = False, **options: Any
     ) -> ProbeReport:
         """Probe an endpoint and fail unless it stops within `within_s`, in every phase."""
+        __tracebackhide__ = True
         report = self.probe(url, cases=cases, within_s=within_s, **options)
         assert_stops(report, within_s, untold=untold)
         return report

@@ -35,6 +35,10 @@ class Look:
     excess: int  # calls in the engine beyond those of ours that still have a client
     tokens: int | None = None  # computed since the trial began
 
+    def since(self, later_s: float) -> Look:
+        """Return the same with times since a later moment."""
+        return replace(self, asked_at=self.asked_at - later_s, answered_at=self.answered_at - later_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -51,6 +55,7 @@ class Trial:
     exact: bool = True  # tokens are the engine's count; otherwise what was seen of its slots, which may be less
     rate: float = 0.0  # tokens a second of one call, as measured before; 0: unknown
     reads: bool = False  # the engine was reading the prompts: that is work, though no token comes of it
+    waits: bool = False  # the calls never had a slot: that costs nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class Judgement:
 
     def with_note(self, note: str) -> Judgement:
         return replace(self, notes=(*self.notes, note))
+
+    def after_waiting(self, waited_s: float) -> Judgement:
+        """Return the same for a call that waited first, which cost nothing: times count from the departure."""
+        return self if self.stopped_s is None or not waited_s else replace(self, stopped_s=self.stopped_s + waited_s)
 
     def broke(self, note: str) -> Judgement:
         return replace(self, ruling=Ruling.BROKE, notes=(note, *self.notes))
@@ -104,6 +113,7 @@ def judge(trial: Trial, within_s: float) -> Judgement:
         return untold(f"the answer ended by itself after {upper:.1f} s: too soon to tell", trial.departed)
     if ended_itself:
         return _ran_on(trial, stuck, tokens, upper)
+    tokens = 0 if trial.waits and tokens is None else tokens
     costs = trial.reads or tokens is None or tokens > _NOTHING  # work that waited and was then dropped cost nothing
     burnt = tokens if tokens is not None else _estimated(trial, upper)
     ruling = Ruling.LATE if lower > within_s and costs else Ruling.STOPPED

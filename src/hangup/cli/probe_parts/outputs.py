@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from hangup.cli.table import printable
+from hangup.cli.table import Column, for_stdout, printable
 from hangup.errors import ConfigError
 from hangup.terminal import cells, is_coloured, paint
 
@@ -29,7 +29,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 def write_outputs(arguments: argparse.Namespace, reports: list[Any], traffic: Any) -> None:
     """Print the table and the verdict, and write the files that were asked for."""
     if arguments.json != STDOUT:
-        print("\n\n".join(text_report(report, traffic) for report in reports))
+        print("\n\n".join([*(text_report(report, traffic) for report in reports), *side_by_side(reports)]))
     if arguments.json:
         rows = [report.as_json() for report in reports]
         _write(arguments.json, json.dumps(rows[0] if len(rows) == 1 else rows, indent=2) + "\n")
@@ -58,9 +58,24 @@ def text_report(report: Any, traffic: Any) -> str:
     from hangup.probe.report import sentence  # noqa: PLC0415
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    lines = result_lines(report.results, width, coloured=is_coloured(sys.stdout))
+    coloured = is_coloured(sys.stdout)
+    head = [paint(printable(report.name), "bold", coloured), ""] if report.name else []
+    lines = [*head, *result_lines(report.results, width, coloured=coloured)]
     texts = [*(f"note: {note}" for note in report.notes), f"figures of: {facts(report)}", "", sentence(report, traffic)]
     return "\n".join([*lines, *(line for text in texts for line in _wrapped(printable(text), width))])
+
+
+def side_by_side(reports: list[Any]) -> list[str]:
+    """Return a table of several endpoints, if there are several: cases down, endpoints across."""
+    from hangup.probe.cases import CASES  # noqa: PLC0415
+    from hangup.probe.render.markdown import brief  # noqa: PLC0415
+
+    if len(reports) < 2:
+        return []
+    found = [{result.case.name: result.judgement for result in report.results} for report in reports]
+    columns = [Column("CASE"), *(Column(printable(report.title), least=8) for report in reports)]
+    rows = [[name, *(brief(row.get(name)) for row in found)] for name in CASES if any(name in row for row in found)]
+    return ["\n".join(for_stdout(columns, rows))]
 
 
 def result_lines(results: Any, width: int, *, coloured: bool = False) -> list[str]:

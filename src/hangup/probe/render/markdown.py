@@ -14,7 +14,7 @@ MARKS = {
     Ruling.PARTLY: "✗",
     Ruling.NEVER: "✗",
     Ruling.UNTOLD: "?",
-    Ruling.BROKE: "✗✗",
+    Ruling.BROKE: "✗ broke",
 }
 
 
@@ -67,7 +67,7 @@ def brief(judgement: Judgement | None) -> str:
         case Ruling.PARTLY:
             return f"{mark} {judgement.ran_on}/{judgement.departed}"
         case Ruling.NEVER if judgement.tokens is not None:
-            return f"{mark} {judgement.tokens} tokens"
+            return f"{mark} {judgement.tokens / max(judgement.departed, 1):.0f} tokens"  # of one client
         case _:
             return mark
 

@@ -51,26 +51,32 @@ def _section(report: ProbeReport, traffic: Traffic | None) -> str:
 
 
 def _table_row(result: CaseResult) -> str:
-    shown = "" if result.case.counts else ' <span class="shown">(shown only)</span>'
     colour = COLOURS[result.judgement.ruling]
     return (
-        f"<tr><td>{escape(result.case.text)}{shown}</td>"
+        f"<tr><td>{_described(result)}</td>"
         f'<td style="color:{colour}"><b>{escape(outcome(result.judgement))}</b></td>'
         f'<td class="facts">{escape(reason(result.judgement))}</td></tr>'
     )
 
 
+def _described(result: CaseResult) -> str:
+    shown = "" if result.case.counts else ' <span class="shown">(shown only)</span>'
+    return escape(result.case.text) + shown
+
+
 def plot(report: ProbeReport) -> str:
     """Draw a bar per case: the share of an abandoned answer that was computed for nobody."""
-    height = _ROW * len(report.results) + 30
+    height = _ROW * len(report.results) + 50
     bars = "".join(_bar(report, result, index) for index, result in enumerate(report.results))
     ticks = "".join(
-        f'<text x="{_LEFT + _PLOT * share:g}" y="{height - 6}" text-anchor="middle">{share:.0%}</text>' for share in (0, 0.5, 1)
+        f'<text x="{_LEFT + _PLOT * share:g}" y="{height - 26}" text-anchor="middle">{share:.0%}</text>'
+        for share in (0, 0.5, 1)
     )
     label = "tokens computed after the client left, as a share of the answer"
+    caption = f'<text x="{_LEFT}" y="{height - 6}">{label}</text>'
     return (
         f'<svg viewBox="0 0 {_LEFT + _PLOT + _RIGHT} {height}" width="100%" role="img" aria-label="{label}">'
-        f"<title>{label}</title>{bars}{ticks}</svg>"
+        f"<title>{label}</title>{bars}{ticks}{caption}</svg>"
     )
 
 
@@ -89,11 +95,11 @@ def _bar(report: ProbeReport, result: CaseResult, index: int) -> str:
 def _matrix(reports: Sequence[ProbeReport]) -> str:
     head = "".join(f"<th>{escape(report.title)}</th>" for report in reports)
     found = [{result.case.name: result for result in report.results} for report in reports]
-    names = {result.case.name: result.case.text for report in reports for result in report.results}
+    names = {result.case.name: _described(result) for report in reports for result in report.results}
     rows = ""
     for name, text in names.items():
         cells = "".join(_matrix_cell(row.get(name)) for row in found)
-        rows += f"<tr><td>{escape(text)}</td>{cells}</tr>"
+        rows += f"<tr><td>{text}</td>{cells}</tr>"
     top = f"<thead><tr><th>the client leaves</th>{head}</tr></thead>"
     return f'<div class="wide"><table>{top}<tbody>{rows}</tbody></table></div>\n'
 
