@@ -77,6 +77,13 @@ def test_the_grafana_dashboard_is_up_to_date() -> None:
     assert json.loads(grafana.TARGET.read_text()) == grafana.dashboard(), "run `make docs`"
 
 
+def test_a_share_of_failures_is_0_while_nothing_fails() -> None:
+    """A series that never occurred makes a quotient without a value, and Grafana says 'No data' where all is well."""
+    panels = [panel for panel in grafana.dashboard()["panels"] if panel["title"] in ("Not served", "By model and backend")]
+    shares = [target["expr"] for panel in panels for target in panel["targets"] if "engine_failed" in target["expr"]]
+    assert len(shares) == 2 and all(re.fullmatch(r"\((sum.*) or 0 \* (sum.*)\) / \(\2 > 0\)", share) for share in shares)
+
+
 def test_every_alert_is_seen_raised() -> None:
     """Check that each alert has a test, which needs no tool; `promtool` runs those tests."""
     alerts = set(re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/rules.yml").read_text()))

@@ -42,15 +42,23 @@ def quantiles(metric: str, by: str = "") -> dict[str, str]:
     return {f"p{q}{legend}": f"histogram_quantile(0.{q}, {expression})" for q in (50, 99)}
 
 
-FAILED = f'sum(rate(hangup_calls_total{{{CALLS},outcome=~"engine_failed|engine_refused|shed"}}[$__rate_interval]))'
-EVERY = f"sum(rate(hangup_calls_total{{{CALLS}}}[$__rate_interval]))"
+def calls(by: str = "", over: str = "$__rate_interval", *, outcome: str = "") -> str:
+    """Return the rate at which calls end, in all or by labels."""
+    labels = f"{CALLS},{outcome}" if outcome else CALLS
+    return f"sum{f' by ({by}) ' if by else ''}(rate(hangup_calls_total{{{labels}}}[{over}]))"
+
+
+def not_served(by: str = "", over: str = "$__rate_interval") -> str:
+    """Return the share of calls that were shed, refused by an engine, or failed in it: 0, not nothing, if there were none."""
+    every = calls(by, over)
+    failed = calls(by, over, outcome='outcome=~"engine_failed|engine_refused|shed"')
+    return f"({failed} or 0 * {every}) / ({every} > 0)"
+
+
 RELEASES = f"rate(hangup_release_seconds_bucket{{{ALL}}}[$__rate_interval])"
 TABLE = {
-    "calls/s": f"sum by (model, backend) (rate(hangup_calls_total{{{CALLS}}}[$__range]))",
-    "not served": (
-        f'sum by (model, backend) (rate(hangup_calls_total{{{CALLS},outcome=~"engine_failed|engine_refused|shed"}}[$__range]))'
-        f" / sum by (model, backend) (rate(hangup_calls_total{{{CALLS}}}[$__range]))"
-    ),
+    "calls/s": calls("model, backend", "$__range"),
+    "not served": not_served("model, backend", "$__range"),
     "first token p99": (
         f"histogram_quantile(0.99, sum by (le, model, backend) (rate(hangup_first_token_seconds_bucket{{{TIMES}}}[$__range])))"
     ),
@@ -63,12 +71,12 @@ ROWS: dict[str, list[Panel]] = {
         Panel("Gateways up", "short", 3, {"up": f"sum(hangup_build_info{{{ALL}}})"}, "stat", 4, steps={0: RED, 1: GREEN}),
         Panel("Live calls", "short", 3, {"live": f"sum(hangup_calls_live{{{ALL}}})"}, "stat", 4),
         Panel("Waiting", "short", 3, {"waiting": f"sum(hangup_queue_depth{{{ALL}}})"}, "stat", 4),
-        Panel("Calls per second", "reqps", 3, {"calls": EVERY}, "stat", 4),
+        Panel("Calls per second", "reqps", 3, {"calls": calls()}, "stat", 4),
         Panel(
             "Not served",
             "percentunit",
             3,
-            {"share": f"{FAILED} / {EVERY}"},
+            {"share": not_served()},
             "stat",
             4,
             "Calls that were shed, that an engine refused, or on which it failed",

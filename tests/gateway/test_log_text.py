@@ -98,6 +98,8 @@ def test_a_calls_line_says_in_words_why_it_ended() -> None:
     assert "Timed out waiting for th" in line and "gap s" not in line
     (line,) = at_80_columns(record | {"outcome": "client_gone", "cause": "fin", "detail": None})
     assert line.endswith("engine stopped, 1 token …")
+    (line,) = at_80_columns(record | {"outcome": "client_gone", "cause": "fin", "tokens_after_hangup": 0})
+    assert line.endswith("engine stopped  chat m  …"), "the model is news, that the client closed is not"
     (line,) = at_80_columns(record | {"route": "openai.embeddings", "outcome": "completed", "tokens_out": 0, "release": None})
     assert " tok " not in line and line.endswith("1m00s  embeddings m  a"), "nothing about tokens where there are none"
 

@@ -110,7 +110,8 @@ def call_text(record: Record) -> tuple[str, str]:
     else:
         first = record["first_token_s"] if tokens else None
         attempts = f"attempt {record['attempts']}" if record["attempts"] > 1 else ""
-        parts = [*_end(record), names, f"first {duration(first)}" if first is not None else "", record["backend"], attempts]
+        end, why = _end(record)
+        parts = [end, names, f"first {duration(first)}" if first is not None else "", record["backend"], attempts, why]
         facts = "  ".join(filter(None, parts))
         # Embeddings and lists of models have no output tokens; that is no 0 to look at.
         work = f"{f'{count(tokens)} tok' if tokens or outcome != 'completed' else '':>9} {took}  "
@@ -123,13 +124,14 @@ def _why(record: Record) -> str:
     return str(record["detail"] or known)
 
 
-def _end(record: Record) -> list[str]:
-    """Return whether the engine of a call that ended early stopped, and why it ended, the more important one first."""
+def _end(record: Record) -> tuple[str, str]:
+    """Return what matters most of a call that ended early, and what may be cut off: that a client closed is no news, but
+    whether its engine stopped is."""
     if record["outcome"] == "completed":
-        return []
+        return "", ""
     release = _RELEASES.get(record["release"], "")
     after = record["tokens_after_hangup"]
     since = f", {plural(after, 'token')} later" if release and after else ""
     if record["outcome"] == "client_gone" and release:
-        return [f"{release}{since} ({_why(record)})"]
-    return [_why(record), release + since]
+        return release + since, f"({_why(record)})"
+    return "  ".join(filter(None, (_why(record), release + since))), ""
