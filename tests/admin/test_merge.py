@@ -92,6 +92,7 @@ def test_a_backend_shows_its_worst_state_and_its_whole_load() -> None:
     assert (merged["zombies"], merged["alarm"], merged["tokens_computed"]) == (["z"], "exact", 7)
     (merged,) = merge.backends([[backend()], [backend(ladder="degraded", ladder_reason="z still runs")], [backend()]])
     assert (merged["ladder"], merged["ladder_reason"]) == ("degraded", "z still runs"), "one worker judges it for all"
+    assert merged["busy_s"] == 3.0, "each worker has its share of the engine's time"
     (merged,) = merge.backends([[backend(limit=None)], [backend()]])
     assert merged["limit"] is None
     drained = backend(drained=True, state="drained, up", in_flight=0)

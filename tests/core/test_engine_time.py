@@ -27,6 +27,7 @@ def test_the_shares_of_all_calls_are_the_time_the_engine_was_busy(events: list[t
     busy += 1.0 if marks else 0.0
     used += sum(time.leave(mark, now + 1.0) for mark in marks)
     assert math.isclose(used, busy, abs_tol=1e-6) and math.isclose(time.busy_s, busy, abs_tol=1e-6)
+    assert math.isclose(time.used_s, used, abs_tol=1e-6), "as in the ledger"
 
 
 def test_calls_of_other_processes_use_the_engines_time_as_well() -> None:
@@ -36,6 +37,7 @@ def test_calls_of_other_processes_use_the_engines_time_as_well() -> None:
     time.note_others(1, 4.0)
     assert time.leave(mark, 6.0) == 4.0 / 4 + 2.0 / 2
     assert time.busy_s == 6.0, "the time with calls of this process"
+    assert time.used_s == 2.0, "its share of that time: the shares of all processes add up"
 
 
 def booked(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Account:

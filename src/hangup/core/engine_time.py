@@ -11,11 +11,12 @@ from __future__ import annotations
 class EngineTime:
     """The time of one engine."""
 
-    __slots__ = ("_at", "_others", "_per_call_s", "busy_s", "call_s", "count")
+    __slots__ = ("_at", "_others", "_per_call_s", "busy_s", "call_s", "count", "used_s")
 
     def __init__(self) -> None:
         self.count = 0
-        self.busy_s = 0.0
+        self.busy_s = 0.0  # in which this process had a call there
+        self.used_s = 0.0  # the shares of its calls; with those of other processes, the time in which anybody had one
         self.call_s = 0.0  # call-seconds: the durations of all calls, added up
         self._others = 0  # calls of other processes
         self._per_call_s = 0.0  # the share of a call that has been there from the start
@@ -41,7 +42,9 @@ class EngineTime:
             if self.count:
                 self.busy_s += passed
                 self.call_s += passed * self.count
-                self._per_call_s += passed / (self.count + self._others)
+                share = passed / (self.count + self._others)
+                self._per_call_s += share
+                self.used_s += share * self.count
 
     def note_others(self, calls: int, now: float) -> None:
         """Note how many calls other processes have there from now on."""

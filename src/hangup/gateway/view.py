@@ -272,7 +272,7 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "ladder_s": round(now - stands.since, 1) if stands is not None and stands.since > -math.inf else None,
         "busy": watched.busy if watched is not None else None,
         "tokens_computed": watched.computed if watched is not None else None,
-        "busy_s": round(load.time.busy_s, 3),
+        "busy_s": round(load.time.used_s, 3),
         "orphans": stands.orphans if stands is not None else 0,
         "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
     }

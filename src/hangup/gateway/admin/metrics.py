@@ -76,7 +76,7 @@ class GatewayCollector(Collector):
         )
         used = CounterMetricFamily(
             "hangup_backend_used_seconds",
-            "Time during which the backend ran at least one of this gateway's calls.",
+            "Time during which the backend ran this gateway's calls; its share where others ran theirs.",
             labels=["backend"],
         )
         alarm = GaugeMetricFamily(

@@ -68,7 +68,7 @@ def _backend(rows: list[_Row]) -> _Row:
         "limit": None if None in limits else sum(limits),
         "tokens_computed": _most(rows, "tokens_computed"),
         "busy": _most(rows, "busy"),
-        "busy_s": _most(rows, "busy_s"),
+        "busy_s": round(sum(row["busy_s"] for row in rows), 3),  # each has its share
         "orphans": _most(rows, "orphans"),
         "alarm": next((row["alarm"] for row in rows if row["alarm"] is not None), None),
         "zombies": sorted({id for row in rows for id in row["zombies"]}),

@@ -13,7 +13,6 @@ _MOST = frozenset(
         "hangup_backend_limited_by",
         "hangup_backend_quarantined",
         "hangup_backend_tokens_computed_total",
-        "hangup_backend_used_seconds_total",
         "hangup_build_info",
         "hangup_divergence_alarm",
         "hangup_job_store_failing",
