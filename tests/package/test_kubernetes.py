@@ -166,6 +166,17 @@ def test_selectors_meet_the_pods(objects: list[dict[str, Any]]) -> None:
         assert container(objects)[probe]["httpGet"]["port"] in ports
 
 
+def test_pods_that_share_their_state_reach_each_other(objects: list[dict[str, Any]]) -> None:
+    """Else a pod that dies is noticed after gateway_silence_s instead of a second."""
+    policy, labels = only(objects, "NetworkPolicy")["spec"], only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    for direction, peers in (("ingress", "from"), ("egress", "to")):
+        (rule,) = (rule for rule in policy[direction] if {"port": "peers"} in rule["ports"])
+        (peer,) = rule[peers]
+        assert peer["podSelector"]["matchLabels"].items() <= labels.items() and list(peer) == ["podSelector"]
+    (port,) = (port["containerPort"] for port in container(objects)["ports"] if port["name"] == "peers")
+    assert f"`peer_port = {port}`" in (ROOT / "docs/kubernetes.md").read_text()
+
+
 def test_the_grace_period_is_longer_than_the_drain(objects: list[dict[str, Any]]) -> None:
     pod = only(objects, "Deployment")["spec"]["template"]["spec"]
     drain_s = tomllib.loads(settings(objects))["limits"]["drain_s"]
