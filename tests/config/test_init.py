@@ -71,7 +71,11 @@ def test_litellm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for lost in (
         *("gpt: rpm = 100", "gpt: tpm = 2000", "llama: model_info", "cloud: azure has an API of its own", "database_url"),
         *("set the environment variable API_KEY_10_0_0_2_8000", "a second key (OTHER_KEY)", "gpt is gpt-4o at one backend"),
-        *("claude: the translation of OpenAI's API", "litellm_settings: drop_params", "environment_variables, as a whole"),
+        *(
+            "claude: the translation of OpenAI's API",
+            "litellm_settings: drop_params",
+            "environment_variables, except for addresses",
+        ),
     ):
         assert lost in said and lost in " ".join(text.replace("\n#", "").split()), lost
     assert "planted" not in text + said
@@ -85,6 +89,53 @@ model_list:
   - {model_name: own, litellm_params: {model: hosted_vllm/own, api_base: "http://10.0.0.1:8000"}}
   - {model_name: unfinished}
 """
+
+
+MORE = """
+include: [more.yaml]
+environment_variables: {VLLM_BASE: "http://10.0.0.3:8000/v1", OWN_KEY: planted-own}
+credential_list:
+  - {credential_name: main, credential_values: {api_key: os.environ/OPENAI_API_KEY}}
+model_list:
+  - {model_name: sonnet, litellm_params: {model: claude-3-5-sonnet-20241022, api_key: os.environ/ANTHROPIC_API_KEY}}
+  - {model_name: flash, litellm_params: {model: gemini-2.0-flash, api_key: os.environ/GEMINI_API_KEY}}
+  - {model_name: riddle, litellm_params: {model: riddle-1, api_key: os.environ/RIDDLE_KEY}}
+  - {model_name: gpt-5, litellm_params: {model: gpt-5, litellm_credential_name: main, max_parallel_requests: "5"}}
+  - {model_name: own, litellm_params: {model: hosted_vllm/qwen, api_base: os.environ/VLLM_BASE, api_key: os.environ/OWN_KEY}}
+  - {model_name: like, litellm_params: {model: openai_like/foo, api_base: "https://gw.example.com/llm"}}
+  - {model_name: nim, litellm_params: {model: nvidia_nim/meta/llama3, api_key: os.environ/NIM_KEY}}
+litellm_settings: {request_timeout: "600"}
+"""
+
+
+def test_what_litellms_documentation_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Included files, its own variables, credentials by name, models without a provider, numbers in quotes."""
+    (tmp_path / "config.yaml").write_text(MORE)
+    more = "model_list: [{model_name: extra, litellm_params: {model: hosted_vllm/extra, api_base: 'http://10.0.0.4:8000'}}]\n"
+    (tmp_path / "more.yaml").write_text(more)
+    assert main(["init", "--from-litellm", "config.yaml"]) == 0
+    settings, said = load(Path("hangup.toml")).settings, " ".join(capsys.readouterr().err.split())
+    assert [(b.url, b.models, b.api_key_env) for b in settings.backend] == [
+        ("https://api.anthropic.com", ("claude-3-5-sonnet-20241022",), "ANTHROPIC_API_KEY"),
+        ("https://api.openai.com/v1", ("gpt-5",), "OPENAI_API_KEY"),
+        ("http://10.0.0.3:8000/v1", ("qwen",), "OWN_KEY"),
+        ("https://gw.example.com/llm", ("foo",), ""),
+        ("https://integrate.api.nvidia.com/v1", ("meta/llama3",), "NIM_KEY"),
+        ("http://10.0.0.4:8000", ("extra",), ""),
+    ]
+    assert settings.backend[1].slots == 5 and settings.limits.total_s == 600
+    for lost in (
+        *("flash: gemini has an API of its own", "riddle: riddle-1 has no provider before a /"),
+        *(
+            "OWN_KEY stands in LiteLLM's environment_variables",
+            "like: LiteLLM calls https://gw.example.com/llm/chat/completions",
+        ),
+    ):
+        assert lost in said
+    assert "planted" not in Path("hangup.toml").read_text() + said
+    (tmp_path / "more.yaml").unlink()
+    assert main(["init", "--from-litellm", "config.yaml", "--force"]) == 1
+    assert "more.yaml cannot be read" in capsys.readouterr().err
 
 
 def test_a_pattern_does_not_get_the_calls_of_other_backends(capsys: pytest.CaptureFixture[str]) -> None:

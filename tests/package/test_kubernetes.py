@@ -168,7 +168,8 @@ def test_selectors_meet_the_pods(objects: list[dict[str, Any]]) -> None:
 
 def test_pods_that_share_their_state_reach_each_other(objects: list[dict[str, Any]]) -> None:
     """Else a pod that dies is noticed after gateway_silence_s instead of a second."""
-    policy, labels = only(objects, "NetworkPolicy")["spec"], only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    policy = only(objects, "NetworkPolicy")["spec"]
+    labels = only(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     for direction, peers in (("ingress", "from"), ("egress", "to")):
         (rule,) = (rule for rule in policy[direction] if {"port": "peers"} in rule["ports"])
         (peer,) = rule[peers]

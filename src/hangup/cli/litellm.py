@@ -6,10 +6,13 @@ No key is copied: the file gets the name of an environment variable. What hangup
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hangup.cli.keys import digest_of
 from hangup.config.addresses import url_problem
@@ -30,6 +33,12 @@ _PROVIDERS = {
     "openrouter": "https://openrouter.ai/api/v1",
     "fireworks_ai": "https://api.fireworks.ai/inference/v1",
     "xai": "https://api.x.ai/v1",
+    "nvidia_nim": "https://integrate.api.nvidia.com/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "sambanova": "https://api.sambanova.ai/v1",
+    "openai_like": "",
+    "xinference": "",
+    "infinity": "",
     "ollama": "http://127.0.0.1:11434",
     "ollama_chat": "http://127.0.0.1:11434",
     "lm_studio": "",
@@ -55,6 +64,7 @@ _MODELS = {  # what `openai/*` means: `*` alone would get the calls of all other
     ),
     "anthropic": ("claude-*",),
 }
+_OTHERS_MODELS = {"gemini": ("gemini-*",), "cohere": ("command-*", "embed-*")}
 _OWN_APIS = {"azure", "azure_ai", "bedrock", "cohere", "gemini", "palm", "replicate", "sagemaker", "vertex_ai", "watsonx"}
 _FROM_ENVIRONMENT = "os.environ/"
 _TAKEN = {"model", "api_base", "base_url", "api_key", "max_parallel_requests", "weight", "output_cost_per_token"}
@@ -62,8 +72,8 @@ _TAKEN = {"model", "api_base", "base_url", "api_key", "max_parallel_requests", "
 
 def taken_over(file: Path, env: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any], list[Table], list[str]]:
     """Return settings, limits, rows of lists, and notes about what was not taken over."""
-    document = _read(file)
-    reader = _Reader(env)
+    document = _with_includes(_read(file), file)
+    reader = _Reader(env, document)
     for number, entry in enumerate(_list(document.get("model_list")), 1):
         reader.deployment(number, _dict(entry))
     limits = reader.limits_of(document)
@@ -99,6 +109,14 @@ def _read(file: Path) -> dict[str, Any]:
     return document
 
 
+def _with_includes(document: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Add what LiteLLM adds from the files under `include`: lists are joined, other settings replaced."""
+    for name in _list(document.pop("include", None)):
+        for key, value in _read(file.parent / str(name)).items():
+            document[key] = document[key] + value if isinstance(value, list) and isinstance(document.get(key), list) else value
+    return document
+
+
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -107,11 +125,36 @@ def _dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _number(value: Any) -> float | None:
+    """Return a number, also one that stands in quotes."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _provider_of(full: str, *, known_address: bool) -> tuple[str, str]:
+    """Split `provider/model`, as LiteLLM does. Without a provider, the name tells whose it is."""
+    provider, slash, model = full.partition("/")
+    if slash and (provider in (*_PROVIDERS, *_OWN_APIS) or not known_address):
+        return provider, model
+    for owner, patterns in (*_MODELS.items(), *_OTHERS_MODELS.items()):
+        if not slash and any(fnmatchcase(full, pattern) for pattern in patterns):
+            return owner, full
+    return ("openai" if known_address or "*" in full else ""), full
+
+
 class _Reader:
     """Collects backends, aliases, and what is lost."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._env = env
+    def __init__(self, env: Mapping[str, str], document: dict[str, Any]) -> None:
+        self._own_variables = {str(name): str(value) for name, value in _dict(document.get("environment_variables")).items()}
+        self._env = {**env, **self._own_variables}
+        rows = [_dict(row) for row in _list(document.get("credential_list"))]
+        self._credentials = {str(row.get("credential_name")): _dict(row.get("credential_values")) for row in rows}
         self.backends: dict[str, dict[str, Any]] = {}  # by URL
         self.aliases: dict[str, str] = {}
         self.lost: list[str] = []
@@ -120,23 +163,29 @@ class _Reader:
 
     def deployment(self, number: int, entry: dict[str, Any]) -> None:
         name, params = str(entry.get("model_name") or ""), _dict(entry.get("litellm_params"))
+        if (credential := str(params.get("litellm_credential_name"))) in self._credentials:
+            given = {key: value for key, value in params.items() if key != "litellm_credential_name"}
+            params = {**self._credentials[credential], **given}
         full = str(params.get("model") or "")
-        provider, slash, model = full.partition("/")
         base = self._value(params.get("api_base") or params.get("base_url"))
-        if not slash or (base and provider not in (*_PROVIDERS, *_OWN_APIS)):
-            provider, model = "openai", full  # as LiteLLM reads a name without a provider
+        provider, model = _provider_of(full, known_address=bool(base))
         if not name or not model:
             self.lost.append(
                 f"entry {number} of model_list{f' ({name})' if name else ''}: no model_name, or no litellm_params.model"
             )
             return
         if provider not in _PROVIDERS:
-            self.lost.append(f"{name}: {provider} has an API of its own, or hangup does not know its address")
+            whose = f"{provider} has an API of its own, or" if provider else f"{model} has no provider before a /, and"
+            self.lost.append(f"{name}: {whose} hangup does not know its address")
             return
         url = re.sub(r"/(v1/)?(chat/completions|completions|embeddings)$", "", (base or _PROVIDERS[provider]).rstrip("/"))
         if not url or url_problem(url):
             self.lost.append(f"{name}: it needs an api_base that is an http:// or https:// address")
             return
+        if urlsplit(url).path.rstrip("/") not in ("", "/v1") and not url.endswith("/v1") and provider != "anthropic":
+            self.lost.append(
+                f"{name}: LiteLLM calls {url}/chat/completions, hangup {url}/v1/chat/completions: see if that is right"
+            )
         if provider == "anthropic":
             self.lost.append(f"{name}: the translation of OpenAI's API to Anthropic's; clients call /v1/messages")
         row = self.backends.setdefault(url, {"url": url})
@@ -175,6 +224,8 @@ class _Reader:
             return
         if key.startswith(_FROM_ENVIRONMENT):
             variable = key.removeprefix(_FROM_ENVIRONMENT)
+            if variable in self._own_variables:
+                self.lost.append(f"{variable} stands in LiteLLM's environment_variables; set it in hangup's environment")
         else:
             variable = "API_KEY_" + re.sub(r"\W+", "_", default_name(row["url"])).strip("_").upper()
             self.lost.append(f"the key of {row['url']} stands in LiteLLM's file; set the environment variable {variable} to it")
@@ -187,9 +238,9 @@ class _Reader:
 
     def _amounts(self, name: str, row: dict[str, Any], params: dict[str, Any]) -> None:
         for theirs, ours, kind in (("max_parallel_requests", "slots", int), ("weight", "weight", float)):
-            if isinstance(params.get(theirs), int | float) and params[theirs] > 0:
-                row[ours] = kind(params[theirs])
-        if isinstance(price := params.get("output_cost_per_token"), int | float):
+            if (amount := _number(params.get(theirs))) is not None and amount > 0:
+                row[ours] = kind(amount)
+        if (price := _number(params.get("output_cost_per_token"))) is not None:
             prices = self._prices.setdefault(row["url"], set())
             prices.add(price)
             row["price_per_million_tokens"] = round(price * 1_000_000, 6)
@@ -212,18 +263,22 @@ class _Reader:
         limits: dict[str, Any] = {}
         for section in ("litellm_settings", "router_settings", "general_settings"):
             for key, value in _dict(document.get(section)).items():
-                if key in ("request_timeout", "timeout") and isinstance(value, int | float) and value > 0:
-                    limits["total_s"] = float(value)
-                elif key == "num_retries" and isinstance(value, int) and value >= 0:
-                    limits["failover_max"] = value
+                number = _number(value)
+                if key in ("request_timeout", "timeout") and number is not None and number > 0:
+                    limits["total_s"] = number
+                elif key == "num_retries" and number is not None and number >= 0:
+                    limits["failover_max"] = int(number)
                 elif key == "model_group_alias":
                     for name, group in _dict(value).items():
                         target = str(group.get("model", "") if isinstance(group, dict) else group)
                         self._alias(str(name), self.aliases.get(target, target))
                 elif key != "master_key":
                     self.lost.append(f"{section}: {key}")
-        known = {"model_list", "litellm_settings", "router_settings", "general_settings"}
-        self.lost += [f"{section}, as a whole" for section in document if section not in known]
+        known = {"model_list", "litellm_settings", "router_settings", "general_settings", "credential_list"}
+        for section in document:
+            if section not in known:
+                rest = "except for addresses" if section == "environment_variables" else "as a whole"
+                self.lost.append(f"{section}, {rest}")
         return limits
 
     def tenants(self, document: dict[str, Any]) -> list[Table]:
