@@ -8,39 +8,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tools.markdown import formatted
 
-from bench.scoreboard.lineup import GATEWAYS, Start, engines
+from bench.scoreboard import page
+from bench.scoreboard.lineup import GATEWAYS, OWN_ENGINE, REAL_ENGINES, Start, engines
 from hangup.errors import HangupError
 from hangup.probe import ProbeOptions, ProbeReport, run_probe
 from hangup.probe.budget import ProbeBudget
-from hangup.probe.render.markdown import side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "scoreboard.md"
 KEPT = ROOT / "bench" / "out" / "scoreboard.json"
-_HEAD = """\
-# Scoreboard: who stops when clients hang up?
-
-Made by `make scoreboard` with [`hangup probe`](probe.md): the same cases for all, ours among them. A
-tick has the time within which the engine was idle after the departure. A cross has the tokens that
-were computed for a client that had left, or how many of several departures did not stop the engine.
-A question mark means that it cannot be told. A tick in brackets: it stopped, but the engine may be
-asked only so rarely that nobody can say whether within 1 s. A tick with more than 1 s and no
-brackets: nothing was computed in that time, because the call still waited for a slot. What is
-*shown only* is no fault: see [probe.md](probe.md#cases).
-
-The machine is a small shared one, with other load: times are upper bounds.
-"""
-_GATEWAYS = """\
-All gateways stand in front of the same stand-in engine (4 slots, 50 tokens a second), which stops as
-soon as its own connection closes. So what goes on behind a gateway is the gateway's doing.
-"""
 
 
 def main() -> None:
@@ -63,13 +44,17 @@ async def _run(lineup: dict[str, dict[str, Start]], only: list[str], at_once: in
         async with gate:
             found[name] = await _probe(name, start)
 
+    names = [name for part in lineup.values() for name in part]
+    if unknown := [name for name in only if name not in names]:
+        raise SystemExit(f"there is no {', '.join(map(repr, unknown))} here; choose from: {', '.join(names)}")
     chosen = {name: start for part in lineup.values() for name, start in part.items() if not only or name in only}
     await asyncio.gather(*(one(name, start) for name, start in chosen.items()))
     KEPT.parent.mkdir(exist_ok=True)
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    kept |= {name: result if isinstance(result, str) else _row(result) for name, result in found.items()}
-    KEPT.write_text(json.dumps(kept, indent=2))
-    PAGE.write_text(formatted(page(lineup, kept)))
+    reports = {name: result if isinstance(result, str) else result.as_json() for name, result in found.items()}
+    KEPT.write_text(json.dumps(reports, indent=2))
+    standings = page.read(PAGE.read_text()) | {name: page.standing_of(name, result) for name, result in found.items()}
+    order = {"engines": [OWN_ENGINE, *REAL_ENGINES], "gateways": list(GATEWAYS)}
+    PAGE.write_text(formatted(page.write(order, standings)))
     print(f"written to {PAGE}")
 
 
@@ -99,47 +84,6 @@ async def _probe(name: str, start: Start) -> ProbeReport | str:
         return f"not probed: {error}"
     finally:
         await asyncio.to_thread(context.__exit__, None, None, None)
-
-
-def _row(report: ProbeReport) -> dict[str, object]:
-    return {"report": report.as_json(), "table": side_by_side([report])}
-
-
-def page(lineup: dict[str, dict[str, Start]], kept: dict[str, object]) -> str:
-    """Return the page, from the results of this run and of those before it."""
-    parts = [_HEAD]
-    for part, title in (("engines", "## Engines, probed directly"), ("gateways", f"## Gateways\n\n{_GATEWAYS}")):
-        rows = [(name, kept[name]) for name in lineup[part] if isinstance(kept.get(name), dict)]
-        left_out = [f"- {name}: {kept[name]}" for name in lineup[part] if isinstance(kept.get(name), str)]
-        parts += [title, "", _joined([row["table"] for _, row in rows if isinstance(row, dict)]), ""]
-        parts += ["| name | version | started by | evidence | probed |", "| -- | -- | -- | -- | -- |"]
-        parts += [_facts(name, row["report"]) for name, row in rows if isinstance(row, dict)]
-        parts += [
-            "",
-            *left_out,
-            *(line for name, row in rows if isinstance(row, dict) for line in _notes(name, row["report"])),
-            "",
-        ]
-    return "\n".join(parts)
-
-
-def _joined(tables: list[str]) -> str:
-    """Put tables of one endpoint each beside each other; all have the same cases."""
-    split = [[line.split("|") for line in table.strip().splitlines()] for table in tables]
-    lines = [[row[1], *(rows[index][2] for rows in split)] for index, row in enumerate(split[0] if split else [])]
-    return "\n".join("|" + "|".join(line) + "|" for line in lines)
-
-
-def _notes(name: str, report: dict[str, Any]) -> list[str]:
-    """Return what else was found: of the whole, and of new calls that failed after a case."""
-    failed = Counter(note for row in report["results"] for note in row["notes"] if "new calls failed" in note)
-    cases = [f"after {count} of {len(report['results'])} cases {note}" for note, count in failed.items()]
-    return [f"- {name}: {note}" for note in (*report["notes"], *cases)]
-
-
-def _facts(name: str, report: dict[str, str]) -> str:
-    evidence = "figures" if "figures" in report["evidence"] else report["evidence"]
-    return f"| {name} | {report['version']} | `{report['command']}` | {evidence} | {report['date']} |"
 
 
 if __name__ == "__main__":

@@ -181,15 +181,20 @@ def fastapi(upstream: int) -> Iterator[targets.Target]:
         yield targets.Target("fastapi", port, [process])
 
 
+OWN_ENGINE = "hangup engine"
+# The engine's name, its folder and package, its slots, and the flag that is left out.
+REAL_ENGINES = {
+    "vLLM (CPU)": ("vllm", "vl", "vllm", 4, ""),
+    "llama.cpp": ("llamacpp", "xl", "xllamacpp", 4, ""),
+    "transformers serve": ("transformers", "tf", "transformers", 1, "--continuous-batching"),
+    "transformers, batching": ("transformers", "tf", "transformers", 0, ""),
+}
+
+
 def engines(cache: Path) -> dict[str, Start]:
-    found: dict[str, Start] = {"hangup engine": own_engine}
-    known = {
-        "vLLM (CPU)": ("vllm", "vl", "vllm", 4, ""),
-        "llama.cpp": ("llamacpp", "xl", "xllamacpp", 4, ""),
-        "transformers serve": ("transformers", "tf", "transformers", 1, "--continuous-batching"),
-        "transformers, batching": ("transformers", "tf", "transformers", 0, ""),
-    }
-    for title, (name, folder, package, slots, without) in known.items():
+    """Return those that are installed."""
+    found: dict[str, Start] = {OWN_ENGINE: own_engine}
+    for title, (name, folder, package, slots, without) in REAL_ENGINES.items():
         if (cache / folder / ".ready").exists():
             code = f"import importlib.metadata as m; print('{package}', m.version('{package}'))"
             found[title] = real_engine(name, cache, said(str(cache / folder / "bin/python"), "-c", code), slots, without)
