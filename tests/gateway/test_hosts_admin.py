@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 import urllib.error
+import urllib.request
 
 import pytest
 
@@ -20,6 +24,11 @@ from support.waiting import wait_until
 @pytest.fixture(scope="module", autouse=True)
 def _needs_redis() -> None:
     require_redis()
+
+
+def hangup(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hangup", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_any_gateway_shows_and_ends_the_calls_of_all() -> None:
@@ -54,6 +63,11 @@ def test_any_gateway_shows_and_ends_the_calls_of_all() -> None:
         name = next(row["gateway"] for row in second.log() if row.get("event") == "shared_state_found")
         shown = wait_until(lambda: get_json(f"{first.admin_url}/api/calls").get("gateways_silent"))
         assert shown == [name], "who does not answer is named"
+        for command, status in (("ps", 0), ("backends", 0), ("kill --tenant nobody", 1)):
+            done = hangup(*command.split(), "--admin", first.admin_url)
+            assert f"1 gateway did not answer: {name}" in done.stderr and done.returncode == status, (command, done)
+        with urllib.request.urlopen(f"{first.admin_url}/api/events", timeout=60) as stream:  # for the dashboard
+            assert json.loads(stream.readline().removeprefix(b"data: "))["gateways_silent"] == [name]
         admin(first, "DELETE", f"/api/calls?backend={backend['name']}")  # nobody waits for it
         second.popen.send_signal(signal.SIGCONT)
         wait_until(lambda: get_json(f"{first.admin_url}/api/calls")["live"] == 1, what="its calls to be shown again")

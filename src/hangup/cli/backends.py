@@ -40,8 +40,10 @@ def run_drain(arguments: argparse.Namespace) -> int:
     admin = client.Admin(arguments)
     path = client.path_of("backends", admin.find_backend(arguments.backend), "drain")
     answer = admin.request(arguments.method, path)
+    if not arguments.json:
+        watch.warn_of_silence(answer)
     print(json.dumps(answer, indent=2) if arguments.json else "\n".join(lines(answer["backends"])))
-    return 0
+    return 1 if client.silent_note(answer) else 0
 
 
 _STATES = styles({"up": "green", "down": "red", "quarantined": "red"}, "yellow")

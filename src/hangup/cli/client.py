@@ -14,6 +14,7 @@ from hangup.cli.parser import did_you_mean
 from hangup.cli.table import printable
 from hangup.errors import HangupError
 from hangup.no_redirects import open_url
+from hangup.terminal import plural
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 _IDS_SHOWN = 5
@@ -109,6 +110,14 @@ def _not_empty(given: str) -> str:
     if not given:
         raise HangupError("an id is empty: perhaps a variable that is not set")
     return given
+
+
+def silent_note(answer: dict[str, Any]) -> str:
+    """Say which gateways or workers did not answer: what only they know is missing. Return "" if all did."""
+    for noun in ("gateway", "worker"):
+        if names := answer.get(f"{noun}s_silent"):
+            return f"{plural(len(names), noun)} did not answer: {', '.join(map(str, names))}; their calls are missing here"
+    return ""
 
 
 def path_of(*parts: str) -> str:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from hangup.cli import client, ps
+from hangup.cli import client, ps, watch
 from hangup.cli.table import seconds
 from hangup.errors import HangupError
 
@@ -78,18 +78,20 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(admin, arguments, selection)
     wait_s = seconds(arguments.wait)
-    killed = admin.request("DELETE", "/api/calls", client.TIMEOUT_S + wait_s, wait_s=str(wait_s), **selection)["killed"]
+    answer = admin.request("DELETE", "/api/calls", client.TIMEOUT_S + wait_s, wait_s=str(wait_s), **selection)
+    killed = answer.pop("killed")
     missing = [id for id in arguments.id if id not in {row["id"] for row in killed}]
     if arguments.json:
-        print(json.dumps({"killed": killed, "missing": missing}, indent=2))
+        print(json.dumps({"killed": killed, "missing": missing, **answer}, indent=2))
     else:
+        watch.warn_of_silence(answer)
         for row in killed:
             print(f"killed {row['id']}: {engine_side(row)}")
         for id in missing:
             print(f"not live: {id}")
         if not killed and not missing:
             print("no live call matches")
-    return 1 if missing or any(row["verified"] is False for row in killed) else 0
+    return 1 if missing or client.silent_note(answer) or any(row["verified"] is False for row in killed) else 0
 
 
 def _end_orphans(admin: client.Admin, arguments: argparse.Namespace) -> int:

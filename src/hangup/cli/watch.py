@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hangup.cli.client import silent_note
 from hangup.cli.table import seconds
 
 _LEAST_S = 0.1
@@ -36,15 +37,28 @@ def show(
         answer = ask()
         if on_screen:
             height = shutil.get_terminal_size().lines
-            shown = [f"{line}\x1b[K" for line in lines(answer)][: height - 1]
+            shown = [f"{line}\x1b[K" for line in (*_note(answer), *lines(answer))][: height - 1]
             sys.stdout.write("\x1b[H" + "\n".join(shown) + "\n\x1b[J")
         elif arguments.json:
             print(json.dumps(answer))  # one line for each look, for programs that follow
         else:
-            print("\n".join(lines(answer)), end="\n\n")
+            print("\n".join([*_note(answer), *lines(answer)]), end="\n\n")
         sys.stdout.flush()
         time.sleep(every_s)
 
 
 def _print(arguments: argparse.Namespace, answer: dict[str, Any], lines: Callable[[dict[str, Any]], Sequence[str]]) -> None:
+    if not arguments.json:
+        warn_of_silence(answer)
     print(json.dumps(answer, indent=2) if arguments.json else "\n".join(lines(answer)))
+
+
+def warn_of_silence(answer: dict[str, Any]) -> None:
+    """Say on stderr who did not answer."""
+    for line in _note(answer):
+        print(f"hangup: warning: {line}", file=sys.stderr)
+
+
+def _note(answer: dict[str, Any]) -> list[str]:
+    note = silent_note(answer)
+    return [note] if note else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hangup.cli.client import silent_note
 from hangup.cli.table import fitted
 from hangup.cli.top_parts.state import TopState
 from hangup.cli.top_parts.views import VIEWS, TopRow
@@ -59,6 +60,8 @@ def draw(
         paint(fit(f"! {alarm['backend']} computes tokens that nobody receives", width), "red", coloured)
         for alarm in overview["alarms"][:2]
     ]
+    if silent := silent_note(overview):
+        drawing.lines.append(paint(fit(f"! {silent}", width), "red", coloured))
     drawing.lines.append(fit(_prompt(state, message, len(rows)), width))
     room = max(height - len(drawing.lines) - 1, 1)
     if state.page:

@@ -82,11 +82,10 @@ class GatewaysAdmin(WholeAdmin):
         super().__init__(cast("Whole", gateways))  # of which this class uses no more
         self._gateways, self._link = gateways, link
 
-    def json(self, value: dict[str, Any], status: int = 200) -> Response:
+    def silence(self) -> dict[str, Any]:
         questions = self._link.questions
         silent = sorted(questions.silent if self._link.up else questions.others)
-        body = orjson.dumps(value | {"gateways_silent": silent} if silent else value)
-        return Response(body, status, media_type="application/json")
+        return {"gateways_silent": silent} if silent else {}
 
     async def ask_all(self, method: str, target: str) -> list[Answer]:
         """Ask all gateways. A request that ends calls goes only to those that answer now: others would keep it waiting."""

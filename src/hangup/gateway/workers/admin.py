@@ -87,10 +87,12 @@ class WholeAdmin:
         return values or first_answer(answers)
 
     def json(self, value: dict[str, Any], status: int = 200) -> Response:
+        return Response(orjson.dumps(value | self.silence()), status, media_type="application/json")
+
+    def silence(self) -> dict[str, Any]:
+        """Return who did not answer, as a part of an answer."""
         silent = self.whole.silent_slots()
-        return Response(
-            orjson.dumps(value | {"workers_silent": silent} if silent else value), status, media_type="application/json"
-        )
+        return {"workers_silent": silent} if silent else {}
 
     # Answers
 
@@ -227,7 +229,7 @@ class WholeAdmin:
             while True:
                 value = await self._overview()
                 if value is not None:
-                    yield b"data: " + orjson.dumps(value) + b"\n\n"
+                    yield b"data: " + orjson.dumps(value | self.silence()) + b"\n\n"
                 await asyncio.sleep(PERIOD_S)
         finally:
             self._watchers -= 1

@@ -88,7 +88,7 @@ function glance(now) {
   const ill = now.backends.filter((row) => condition(row).kind === "bad");
   signal(now.alarms.length + ill.length + (now.not_ready ? 1 : 0), now.alarms.length ? several(now.alarms.length, "alarm") : ill.length ? `${several(ill.length, "backend")} out` : "not ready");
   overview(now);
-  alarms(now.alarms);
+  alarms(now.alarms, now.gateways_silent || now.workers_silent || [], now.gateways_silent ? "gateway" : "worker");
   backends(now.backends);
   const ends = Object.entries(now.outcomes).filter(([name]) => name !== "shed" && name !== "refused");
   const rows = [...ends.map(([name, calls]) => [OUTCOMES[name] || name, calls]), ...Object.entries(now.refusals).map(([name, calls]) => [refusal(name, now.refusal_words[name]), calls])];
@@ -130,11 +130,12 @@ function overview(now) {
   }
 }
 
-function alarms(rows) {
+function alarms(rows, silent, kind) {
   const words = rows.map((row) => {
     const who = row.suspects.tenants.length ? ` Suspected: calls of ${row.suspects.tenants.join(", ")} that ended early.` : "";
     return `Backend ${row.backend} computes tokens that nobody receives (${SIGNALS[row.signal] || row.signal}).${who}`;
   });
+  if (silent.length) words.push(`${several(silent.length, kind)} did not answer: ${silent.join(", ")}. Their calls are missing here.`);
   fill($("alarms"), words, (text) => text, () => [], (text) => element("p", text));
 }
 
