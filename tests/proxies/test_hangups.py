@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from support.http2_client import Http2Client
 from support.processes import Gateway, StandIn
 from support.proxies import INSTALLED, KINDS, program, proxy
 from support.raw import Client
@@ -191,6 +192,55 @@ def test_a_second_call_on_the_same_connection(kind: str, tmp_path: Path) -> None
             other.chat(model="third", stream=True, max_tokens=3)
             answer = other.read_answer()
             assert answer.complete and answer.status == 200
+
+
+SPEAK_HTTP2: dict[str, Callable[[str], str]] = {  # without TLS, which changes nothing about hang-ups
+    "nginx": instead("listen 8000;", "listen 8000 http2;"),
+    "haproxy": instead("bind :8000", "bind :8000 proto h2"),
+    "caddy": str,
+    "envoy": str,
+    "traefik": str,
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """Play `cancels_and_leaves` with all proxies at the same time."""
+    present = [kind for kind in KINDS if program(kind) is not None]
+    with ThreadPoolExecutor(len(KINDS)) as threads:
+        yield {kind: threads.submit(cancels_and_leaves, kind, tmp_path_factory.mktemp(kind)) for kind in present}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_that_is_cancelled_on_an_http2_connection(kind: str, played: dict[str, Future[None]]) -> None:
+    """Its stream is reset, the others on the same connection go on; then the connection ends, with the last call on it."""
+    if kind in INSTALLED and program(kind) is None:
+        pytest.skip(f"no wheel of {kind} for this machine")
+    played[kind].result()
+
+
+def cancels_and_leaves(kind: str, folder: Path) -> None:
+    settings: dict[str, Any] = {"slots": 8, "prefill_s": 2.0, "token_s": TOKEN_S, "answer_tokens": TOKENS}
+    with (
+        StandIn(**settings) as engine,
+        Gateway(engine.url, slots=8) as gateway,
+        proxy(kind, gateway.port, folder, SPEAK_HTTP2[kind]) as port,
+    ):
+        with Http2Client(port) as client:
+            calls = {
+                model: client.chat(model=model, stream=model != "whole", max_tokens=TOKENS) for model in ("whole", "early")
+            }
+            wait_until(lambda: all(at_engine(engine, model) for model in calls), what="the calls in the engine")
+            for model in ("whole", "early"):
+                client.cancel(calls[model])
+            calls |= {model: client.chat(model=model, stream=True, max_tokens=TOKENS) for model in ("during", "last")}
+            client.read_until(calls["during"], b"data: ")
+            client.cancel(calls["during"])
+            for model in ("whole", "early", "during"):
+                row = ended(gateway, model)
+                assert row["outcome"] == "client_gone" and row["tokens_out"] <= (model == "during"), (model, row)
+            client.read_until(calls["last"], b"data: ")
+        assert ended(gateway, "last")["outcome"] == "client_gone"
 
 
 def at_engine(engine: StandIn, model: str) -> bool:
