@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from admin.test_api import admin, live, streaming
 from dashboard.browsing import Page, opened, words
 from support import jobs
 from support.processes import Gateway, StandIn, gateway_and_engine
+from support.redis_server import RedisServer, require_redis
 from support.waiting import wait_until
 
 
@@ -37,6 +39,19 @@ def test_a_job_is_shown_followed_and_cancelled_in_the_engine(browser: Any) -> No
             row.wait_for(state="detached")
         assert engine.wait_idle()["running"] == 0
         assert sdk.batches.retrieve(id).status == "cancelled"
+
+
+def test_a_gateway_that_does_not_answer_is_named(browser: Any) -> None:
+    require_redis()
+    with StandIn() as engine, RedisServer() as store, contextlib.ExitStack() as stack:
+        shared: dict[str, Any] = {"shared_state": store.url, "slots": 8, "gateway_silence_s": 300}
+        first, second = (stack.enter_context(Gateway(engine.url, **shared)) for _ in range(2))
+        wait_until(lambda: first.metrics()["hangup_gateways"] == 2)
+        with opened(browser, first) as page:
+            second.popen.send_signal(signal.SIGSTOP)
+            page.locator("#alarms p").filter(has_text="1 gateway did not answer").wait_for()
+            second.popen.send_signal(signal.SIGCONT)
+            page.locator("#alarms p").wait_for(state="detached")
 
 
 def test_a_live_call_is_shown_followed_and_killed_in_the_engine(browser: Any, pair: tuple[Gateway, StandIn]) -> None:
