@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import signal
 import socket
 import ssl
@@ -268,6 +269,26 @@ def test_tls_trouble(healthy: StandIn) -> None:
         assert "answers none of the known APIs" in one_line(probe(https, "--insecure"))
         assert "--ca-file /nowhere" in one_line(probe(https, "--ca-file", "/nowhere"))
         assert "is no LLM endpoint" in (line := one_line(probe(url))) and "https://?" in line
+
+
+@pytest.mark.parametrize(("typed", "status"), [(b"n\n", 2), (b"", 130)], ids=["no", "Ctrl-C"])
+def test_the_question_can_be_declined(typed: bytes, status: int) -> None:
+    terminal, stdin = pty.openpty()
+    command = [sys.executable, "-m", "hangup", "probe", "https://api.openai.com"]
+    with subprocess.Popen(command, stdin=stdin, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = b""
+        while b"[y/N]" not in said and (more := os.read(process.stderr.fileno(), 1 << 12)):
+            said += more
+        os.write(terminal, typed)
+        if not typed:
+            process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(PATIENCE_S) == status
+        finally:
+            process.kill()
+            os.close(stdin)
+            os.close(terminal)
 
 
 def test_a_peer_that_does_not_answer_a_handshake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,5 +239,17 @@ async def _consent(options: Any, yes: bool, price: float) -> None:
     if not sys.stdin.isatty():
         raise ConfigError([f"{endpoint.host} {where}; pass --yes if you may probe it"])
     print(f"hangup: {endpoint.host} {where}. Probe it? [y/N] ", end="", file=sys.stderr, flush=True)
-    if (await asyncio.to_thread(sys.stdin.readline)).strip().lower() not in ("y", "yes"):
+    if (await _typed_line()).strip().lower() not in ("y", "yes"):
         raise ConfigError(["not probed"])
+
+
+async def _typed_line() -> str:
+    """Wait for a line from the terminal. A thread that reads would keep Ctrl-C from ending the command."""
+    loop = asyncio.get_running_loop()
+    typed = asyncio.Event()
+    loop.add_reader(sys.stdin, typed.set)
+    try:
+        await typed.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+    return sys.stdin.readline()
