@@ -105,6 +105,17 @@ def test_a_gateway_is_probed_with_the_figures_of_the_engine_behind_it(healthy: S
     assert all(row["evidence"] == "the engine's own figures" for row in rows.values())
 
 
+def test_a_place_without_figures_is_not_replaced_by_an_echo(healthy: StandIn) -> None:
+    with StandIn(like="openai") as silent:
+        line = one_line(probe(healthy.url, "--quiet", "--engine-metrics", silent.url))
+        assert f"--engine-metrics: {silent.url} has no figures of a known engine at /calls, /slots" in line
+        line = one_line(probe(healthy.url, "--quiet", "--engine-metrics", f"{silent.url}/v1/models"))
+        assert "at /v1/models (a page of something else)" in line
+    assert "--engine-metrics: nothing listens on 127.0.0.1:1" in one_line(
+        probe(healthy.url, "--quiet", "--engine-metrics", "http://127.0.0.1:1")
+    )
+
+
 def test_an_engine_that_says_nothing_is_heard_by_its_echo() -> None:
     with StandIn(token_s=0.005, prefill_s=0.02, slots=2, like="openai", deaf_to="whole") as engine:
         rows = verdicts(engine.url, "--cases", "stream-fin,whole-fin,queue-fin")

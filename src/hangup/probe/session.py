@@ -26,7 +26,7 @@ from hangup.probe.report import CaseResult, ProbeReport
 from hangup.probe.stage import Scene, Stage, Unplayable
 from hangup.probe.usage import USAGE
 from hangup.probe.verdict import Judgement, Ruling, untold
-from hangup.probe.watch import EngineWatch, find_figures, find_version
+from hangup.probe.watch import EngineWatch, find_figures, find_version, no_figures
 
 _CROWD_S = 1.5  # how long the calls shall run whose slots are counted
 _REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be told from its own end
@@ -178,6 +178,8 @@ class ProbeSession:
         self._say(f"{self._caller.dialect.name} API, model {self._caller.model or '(default)'}; measures its speed")
         speed = await measure_speed(self._caller)
         self._watch = await find_figures(self._engine_caller, self._page)
+        if self._watch is None and self._options.engine_metrics:  # who names a page does not want to be judged by an echo
+            await no_figures(self._engine_caller, self._page)
         await self._prepare(speed)
         return await self._watch.upkeep() if self._watch is not None else (None, None)
 

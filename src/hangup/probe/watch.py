@@ -6,9 +6,11 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass
+from typing import NoReturn
 
 from hangup.core.reaper import EngineStatus
-from hangup.probe.caller import Caller
+from hangup.probe.caller import Caller, connect_problem
+from hangup.probe.endpoint import ProbeError
 from hangup.probe.figures import FigureSource, TokenMeter, slots_of, sources, upkeep
 
 _ANSWER_S = 5.0
@@ -95,6 +97,18 @@ async def find_figures(caller: Caller, page: str) -> EngineWatch | None:
             watch.slots = watch.slots or slots_of(found.status, await _table(caller, path) if path else None)
         return watch
     return None
+
+
+async def no_figures(caller: Caller, page: str) -> NoReturn:
+    """Raise `ProbeError`: what was named as the place of the engine's figures has none."""
+    try:
+        status, _, _ = await caller.get(page or "/metrics", _ANSWER_S)
+    except (OSError, TimeoutError) as error:
+        (problem,) = connect_problem(caller.endpoint, error).problems
+        raise ProbeError(f"--engine-metrics: {problem}") from None
+    asked = page or ", ".join(source.path.partition("?")[0] for source in sources(""))
+    said = f"HTTP {status}" if status != 200 else "a page of something else"
+    raise ProbeError(f"--engine-metrics: {caller.endpoint.url} has no figures of a known engine at {asked} ({said})")
 
 
 async def find_version(caller: Caller) -> str:
