@@ -170,7 +170,7 @@ def test_what_is_not_sampled_is_left_alone_and_what_is_no_inference_is_not_calle
         ask(gateway.address, "/nowhere", {})
         wait_until(lambda: got.spans)
         (whole,) = got.spans
-        assert whole.trace_id.hex() != TRACE and whole.parent_span_id == b"" and whole.name == "unknown"
+        assert whole.trace_id.hex() != TRACE and whole.parent_span_id == b"" and whole.name == "POST"
         assert not any(name.startswith("gen_ai.") for name in attributes(whole))
 
 
@@ -244,7 +244,7 @@ def test_the_standard_variables_suffice(engine: StandIn, protocol: str) -> None:
             ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2})  # an ordinary call, of which none is sampled
             ask(gateway.address, "/nowhere", {})  # a strange one
             wait_until(lambda: got.spans)
-            assert [span.name for span in got.spans] == ["unknown"] and got.headers[0]["x-key"] == "a b"
+            assert [span.name for span in got.spans] == ["POST"] and got.headers[0]["x-key"] == "a b"
         assert got.resource == {
             "service.name": "edge",
             "service.version": __version__,
@@ -307,11 +307,18 @@ def test_an_embedding_names_its_model_and_has_no_stream(engine: StandIn) -> None
 
 @pytest.mark.parametrize(
     ("path", "stream", "reasons"),
-    [(CHAT, False, ["length"]), ("/v1/messages", True, ["max_tokens"]), ("/v1/messages", False, ["max_tokens"])],
+    [
+        (CHAT, False, ["length"]),
+        ("/v1/messages", True, ["max_tokens"]),
+        ("/v1/messages", False, ["max_tokens"]),
+        ("/v1/responses", True, ["max_output_tokens"]),
+        ("/v1/responses", False, ["max_output_tokens"]),
+    ],
 )
 def test_what_is_known_of_the_answer(engine: StandIn, path: str, stream: bool, reasons: list[str]) -> None:
+    asked = {"input": "x", "max_output_tokens": 16} if path == "/v1/responses" else {"messages": [], "max_tokens": 3}
     with collector() as got, Gateway(engine.url, otlp_endpoint=got.url) as gateway:
-        assert ask(gateway.address, path, {"model": "m", "messages": [], "stream": stream, "max_tokens": 3}).complete
+        assert ask(gateway.address, path, asked | {"model": "m", "stream": stream}).complete
         wait_until(lambda: got.spans)
         shown = attributes(got.spans[0])
         assert shown["gen_ai.response.finish_reasons"] == reasons and shown["gen_ai.response.id"]

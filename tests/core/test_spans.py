@@ -99,7 +99,7 @@ def test_a_call_that_no_engine_had() -> None:
     refused.end(reasons.NOT_FOUND, 2.0)
     whole, queue = spans_of(waited)
     assert (queue["name"], queue["startTimeUnixNano"], queue["endTimeUnixNano"]) == ("queue", "20", "50")
-    assert [span["name"] for span in spans_of(refused)] == ["unknown"] and settled(refused)
+    assert [span["name"] for span in spans_of(refused)] == ["HTTP"] and settled(refused)
     assert not any(name.startswith("gen_ai.") for name in attributes_of(whole))
 
 

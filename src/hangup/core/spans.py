@@ -75,8 +75,9 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
 
     operation = operation_of(call.route)
     failed = is_failure(call)
+    method = (call.trace_attributes or {}).get("http.request.method", "HTTP")  # OpenTelemetry's name where no route is known
     whole = span(
-        f"{operation or call.route or 'unknown'} {call.model}".strip(),
+        f"{operation or call.route or method} {call.model}".strip(),
         call.started_at,
         call.ended_at,
         spanId=call.span_id,

@@ -60,6 +60,14 @@ def note_answer(call: Call, value: Json) -> None:
         attributes["gen_ai.response.finish_reasons"] = ends
 
 
+def _status(answer: Json) -> object:
+    """Return how an answer of the Responses API ended: it has no reason, but a status, and details of an incomplete one."""
+    if answer.get("object") != "response" or answer.get("status") not in ("completed", "incomplete"):
+        return None
+    details = answer.get("incomplete_details")
+    return details.get("reason") if isinstance(details, dict) else answer["status"]
+
+
 def _ends(parts: list[Json]) -> list[str]:
     """Return why the choices of an answer ended."""
     choices = parts[0].get("choices")
@@ -68,5 +76,5 @@ def _ends(parts: list[Json]) -> list[str]:
     else:
         nested = [*parts, *(part for name in ("delta", "details") if isinstance(part := parts[0].get(name), dict))]
         names = ("stop_reason", "finish_reason", "done_reason", "stop_type")
-        rows = [next((part[name] for part in nested for name in names if part.get(name)), None)]
+        rows = [next((part[name] for part in nested for name in names if part.get(name)), None) or _status(parts[-1])]
     return [row[:_TEXT_MAX] for row in rows if isinstance(row, str)]
