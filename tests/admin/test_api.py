@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import time
 import urllib.error
@@ -200,3 +201,14 @@ def test_when_all_are_drained_the_gateway_is_not_ready() -> None:
 def test_nonsense_is_answered_with_400(gateway: Gateway, path: str) -> None:
     status, answer = admin(gateway, "GET", path)
     assert status == 400 and answer["error"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_open_dashboard_neither_holds_up_the_end_nor_fills_the_terminal(engine: StandIn, workers: int) -> None:
+    with Gateway(engine.url, workers=workers) as gateway:
+        with urllib.request.urlopen(f"{gateway.admin_url}/api/events", timeout=60) as watching:
+            assert watching.readline().startswith(b"data: ")
+            gateway.signal(signal.SIGINT)
+            assert gateway.wait() == 0
+            watching.read()  # ends, and as a whole answer
+        assert not [line for line in gateway.stderr_lines if "Traceback" in line or "graceful" in line]

@@ -122,3 +122,15 @@ def test_a_refusal_is_named_in_words(browser: Any, pair: tuple[Gateway, StandIn]
     with opened(browser, gateway) as page:
         assert ask(gateway.address, "/v1/chat/completions", {"model": 3}).status == 400
         page.locator("#refusals td", has_text="refused: a field of the request has an invalid value (bad_field)").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_gateway_that_is_gone_is_noticed_wherever_the_page_is(browser: Any, engine: StandIn, width: int) -> None:
+    with Gateway(engine.url) as gateway, opened(browser, gateway, viewport={"width": width, "height": 600}) as page:
+        page.locator("#groups tr").first.wait_for()
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        assert page.evaluate("scrollY") > 300
+        gateway.close()
+        said = page.get_by_text("No connection to the gateway since")
+        said.wait_for()
+        assert 0 <= said.bounding_box()["y"] < 300

@@ -6,6 +6,7 @@ A snapshot is built once for all watchers, and only while somebody watches.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -103,6 +104,13 @@ def _rates(latest: Interval | None) -> dict[str, float | None]:
     }
 
 
+async def period(stopping: asyncio.Event) -> None:
+    """Wait until the next snapshot is due, or the server stops."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PERIOD_S):
+            await stopping.wait()
+
+
 class Watchers:
     """`GET /api/events`: one snapshot per second, as server-sent events."""
 
@@ -115,17 +123,17 @@ class Watchers:
     async def events(self, request: Request) -> Response:
         if self._count >= WATCHERS_MAX:
             return Response(b'{"error":"too many event streams are open"}', 503, media_type="application/json")
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        return StreamingResponse(self._stream(request.app.state.stopping), media_type="text/event-stream")
 
     async def overview(self, request: Request) -> Response:
         return Response(self._now(), media_type="application/json")
 
-    async def _stream(self) -> AsyncIterator[bytes]:
+    async def _stream(self, stopping: asyncio.Event) -> AsyncIterator[bytes]:
         self._count += 1
         try:
-            while True:
+            while not stopping.is_set():
                 yield b"data: " + self._now() + b"\n\n"
-                await asyncio.sleep(PERIOD_S)
+                await period(stopping)
         finally:
             self._count -= 1
 

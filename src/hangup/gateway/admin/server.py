@@ -92,6 +92,7 @@ class AdminServer(uvicorn.Server):
             )
         )
         self._sock = sock
+        self._stopping = app.state.stopping = asyncio.Event()  # ends streams, which would never end by themselves
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,3 +103,4 @@ class AdminServer(uvicorn.Server):
 
     def stop(self) -> None:
         self.should_exit = True
+        self._stopping.set()

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from hangup.gateway.admin.calls import PAGE_MAX, BadQuery, Page
 from hangup.gateway.admin.guard import Guard, Policy
-from hangup.gateway.admin.overview import PERIOD_S, WATCHERS_MAX
+from hangup.gateway.admin.overview import PERIOD_S, WATCHERS_MAX, period
 from hangup.gateway.admin.server import page_routes
 from hangup.gateway.workers import merge, metrics
 from hangup.gateway.workers.process import Answer, WorkerProcess
@@ -221,16 +221,16 @@ class WholeAdmin:
     async def events(self, request: Request) -> Response:
         if self._watchers >= WATCHERS_MAX:
             return self.json({"error": "too many event streams are open"}, 503)
-        return StreamingResponse(self._snapshots(), media_type="text/event-stream")
+        return StreamingResponse(self._snapshots(request.app.state.stopping), media_type="text/event-stream")
 
-    async def _snapshots(self) -> AsyncIterator[bytes]:
+    async def _snapshots(self, stopping: asyncio.Event) -> AsyncIterator[bytes]:
         self._watchers += 1
         try:
-            while True:
+            while not stopping.is_set():
                 value = await self._overview()
                 if value is not None:
                     yield b"data: " + orjson.dumps(value | self.silence()) + b"\n\n"
-                await asyncio.sleep(PERIOD_S)
+                await period(stopping)
         finally:
             self._watchers -= 1
 
