@@ -44,6 +44,7 @@ SUITES = [
     "healthy",
     "streams",
     "requests",
+    "one-client",
     "first-byte",
     "hang-up",
     "idle",
@@ -157,8 +158,15 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
                     costs = await suites.requests([nginx, hangup], path, body, rounds=rounds)
                     rows[label] = _costs(costs, "request", "requests", label)
                 return rows
+            case "one-client":
+                rows = {}
+                for label, path, body in REQUESTS:
+                    print(f"  {label}: POST {path}")
+                    costs, times = await suites.one_client([engine, nginx, hangup], path, body, rounds=rounds)
+                    rows[label] = _costs(costs[1:], "request", "one-client", label) | {"times": _beside_direct(times)}
+                return rows
             case "first-byte":
-                return _first_byte(await suites.first_byte([engine, nginx, hangup]))
+                return _beside_direct(await suites.first_byte([engine, nginx, hangup]))
             case "hang-up":
                 return {t.name: _spread(await suites.hang_up(engine, t), t.name) for t in (nginx, hangup)}
     raise AssertionError(name)
@@ -181,7 +189,7 @@ def _spread(values: list[float], name: str) -> dict[str, float]:
     return row
 
 
-def _first_byte(times: dict[str, list[float]]) -> dict[str, Any]:
+def _beside_direct(times: dict[str, list[float]]) -> dict[str, Any]:
     rows = {name: _spread(values, name) for name, values in times.items()}
     for name in ("nginx", "hangup"):
         added = {p: rows[name][p] - rows["direct"][p] for p in ("p50_ms", "p99_ms")}

@@ -57,9 +57,12 @@ class Requester(asyncio.Protocol):
         self.counter = counter
         self.data = data
         self.buffer = b""
+        self.sent_at = 0.0
+        self.times: list[float] = []  # from a request to its whole answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.sent_at = time.monotonic()
         self.transport.write(self.data)
 
     def data_received(self, data: bytes) -> None:
@@ -78,6 +81,9 @@ class Requester(asyncio.Protocol):
             raise RuntimeError(f"the target answered {self.buffer[:300]!r}")
         self.buffer = b""
         self.counter[0] += 1
+        now = time.monotonic()
+        self.times.append(now - self.sent_at)
+        self.sent_at = now
         self.transport.write(self.data)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = Path(__file__).parent / "previous.json"
-SUITES = ("calls", "requests", "streams")
+SUITES = ("calls", "requests", "one-client", "streams")
 
 
 def kept(file: Path = FILE) -> dict[str, Any]:

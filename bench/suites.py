@@ -67,6 +67,25 @@ async def requests(
     return list(costs.values())
 
 
+async def one_client(
+    measured: list[Target], path: str, body: dict[str, Any], *, window_s: float = 1.0, rounds: int = 4
+) -> tuple[list[Cost], dict[str, list[float]]]:
+    """Measure CPU per small request, and the time that it takes, for a single client that sends one after the other."""
+    data = load.request(path, body)
+    costs = {target.name: Cost(target.name) for target in measured}
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for target in measured:
+            counter = [0]
+            [client] = await load.open_requesters(target.port, 1, counter, data)
+            await asyncio.sleep(0.2)
+            client.times.clear()
+            await window(target, counter, window_s, costs[target.name])
+            client.transport.abort()
+            times[target.name] += client.times
+    return list(costs.values()), times
+
+
 async def window(target: Target, counter: list[int], seconds: float, cost: Cost) -> None:
     units, cpu, start, own = counter[0], target.cpu_s(), time.monotonic(), time.process_time()
     await asyncio.sleep(seconds)
