@@ -39,6 +39,29 @@ class TestFleet:
             admission.first_token(ticket, at + 0.1)
             admission.end(ticket, at + 0.2, PROMPT, 5, completed=True)
 
+    def test_an_engine_that_stood_still_once_gets_all_calls_again_though_its_answers_come_in_one_piece(self) -> None:
+        admission = self.new_admission()
+        [load] = admission.fleet.loads
+        now, calls = 0.0, [self.send(admission, 0.0) for _ in range(32)]
+
+        def answer_all() -> None:
+            for ticket in [ticket for ticket in calls if ticket.placed_on is not None]:
+                admission.first_token(ticket, now)
+                admission.end(ticket, now, 8, 8, completed=True)
+                calls.remove(ticket)
+                calls.append(self.send(admission, now))
+
+        for _ in range(20):
+            now += 0.01
+            answer_all()
+        now += 1.0
+        answer_all()
+        assert why(load.limiter) is Evidence.LATE and admission.queue.count
+        for _ in range(150):
+            now += 0.01
+            answer_all()
+        assert load.in_flight == 32 and why(load.limiter) is Evidence.NONE
+
     def test_calls_that_are_overdue_close_the_engine_before_a_first_token_comes(self) -> None:
         admission = self.new_admission()
         self.warm(admission)

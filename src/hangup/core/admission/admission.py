@@ -240,11 +240,8 @@ class Admission(Generic[K]):
         steady: bool = True,
         hold: bool = False,
     ) -> list[Action[K]]:
-        """End a call, whether it runs or waits; `client_left`: because its client hung up.
-
-        `steady`: nothing but the engine set the pace of its answer. `hold`: its engine may still be at work, so its place is
-        not free before `release_held`.
-        """
+        """End a call, whether it runs or waits; `client_left`: because its client hung up; `steady`: nothing but the engine set
+        the pace of its answer; `hold`: its engine may still be at work, so its place is not free before `release_held`."""
         load = ticket.placed_on
         if load is None:
             return self.leave(ticket, now, client_left=client_left)
@@ -252,6 +249,8 @@ class Admission(Generic[K]):
         assert tenant is not None
         first = ticket.first_token_at
         self._foresight.stop_watching(ticket, now, client_left)
+        if completed and first:
+            self.fleet.answer_ended(load, ticket, now)
         self._stop(ticket, load, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:

@@ -21,6 +21,7 @@ _LOOK_PAST = 4  # backends without enough cache to skip before giving up
 _CAPACITY_S = 0.05  # how old the sum of all capacities may be, if there are
 _FEW = 16  # this many backends or more
 _NONE = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
+_AT_ONCE_S = 0.001  # from the first token to the end of an answer that came in one piece
 _SCANNED_MAX = 8  # so few eligible backends need no group: they are compared one by one
 _GROUPS_MAX = 16  # each load that changes must be entered into all groups that it is in
 _GROUP_KEPT_S = 1.0  # at least, so that more sets than groups do not make and drop groups all the time
@@ -354,6 +355,15 @@ class Fleet:
             unqueued=ticket.unqueued,
             visible=not ticket.whole,
         )
+
+    def answer_ended(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
+        """Note that the answer of a call is complete, before the call leaves its backend.
+
+        An answer in one piece is over when its first token is seen, so the engine never seems to run more than one. But if it
+        is on time, the engine was at work on all calls that were sent before."""
+        at_once = now - ticket.first_token_at < _AT_ONCE_S and not ticket.whole
+        if at_once and not load.slots and not ticket.overdue and ticket.first_token_at <= ticket.overdue_at:
+            load.limiter.note_running(min(load.in_flight - load.held, ticket.calls_ahead + 1), now)
 
     def engine_reported(self, load: BackendLoad, waiting: int, now: float) -> None:
         """Note how many calls wait in the engine, by its own figures."""
