@@ -38,6 +38,7 @@ from bench import (
     targets,
 )
 from bench.load import CHAT, percentile
+from bench.targets import Target
 
 SUITES = [
     "calls",
@@ -63,11 +64,11 @@ SUITES = [
 ]
 APART = ["dashboard", "jobs-postgresql", "probe"]  # they need a browser, a PostgreSQL server and ten minutes
 
-REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
-    ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
-    ("chat, the engine answers as a whole", "/v1/chat/completions", {**CHAT, "plain": True}),
-    ("chat, assembled from a stream of 8 tokens", "/v1/chat/completions", {**CHAT, "instant": True}),
-]
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "passed through": ("/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
+    "chat, the engine answers as a whole": ("/v1/chat/completions", {**CHAT, "plain": True}),
+    "chat, assembled from a stream of 8 tokens": ("/v1/chat/completions", {**CHAT, "instant": True}),
+}
 
 
 def main() -> None:
@@ -151,25 +152,23 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         match name:
             case "streams":
                 return _costs(await suites.streams([nginx, hangup], rounds=rounds), "chunk", "streams")
-            case "requests":
-                rows = {}
-                for label, path, body in REQUESTS:
-                    print(f"  {label}: POST {path}")
-                    costs = await suites.requests([nginx, hangup], path, body, rounds=rounds)
-                    rows[label] = _costs(costs, "request", "requests", label)
-                return rows
-            case "one-client":
-                rows = {}
-                for label, path, body in REQUESTS:
-                    print(f"  {label}: POST {path}")
-                    costs, times = await suites.one_client([engine, nginx, hangup], path, body, rounds=rounds)
-                    rows[label] = _costs(costs[1:], "request", "one-client", label) | {"times": _beside_direct(times)}
-                return rows
+            case "requests" | "one-client":
+                return {label: await _requests(name, label, engine, nginx, hangup, rounds) for label in REQUESTS}
             case "first-byte":
                 return _beside_direct(await suites.first_byte([engine, nginx, hangup]))
             case "hang-up":
                 return {t.name: _spread(await suites.hang_up(engine, t), t.name) for t in (nginx, hangup)}
     raise AssertionError(name)
+
+
+async def _requests(name: str, label: str, engine: Target, nginx: Target, hangup: Target, rounds: int) -> dict[str, Any]:
+    """Measure small requests of one kind: from many clients, or from one client at a time."""
+    path, body = REQUESTS[label]
+    print(f"  {label}: POST {path}")
+    if name == "requests":
+        return _costs(await suites.requests([nginx, hangup], path, body, rounds=rounds), "request", name, label)
+    costs, times = await suites.one_client([engine, nginx, hangup], path, body, rounds=rounds)
+    return _costs(costs[1:], "request", name, label) | {"times": _beside_direct(times)}
 
 
 def _costs(costs: list[suites.Cost], unit: str, *names: str) -> dict[str, Any]:
