@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from admin.test_api import live, streaming
 from admin.test_commands import as_json, hangup
+from hangup.cli.table import fitted
 from hangup.cli.top_parts.screen import draw, matching
 from hangup.cli.top_parts.state import TopState, click, press, read_keys
 from hangup.cli.top_parts.views import VIEWS, TopRow
@@ -63,6 +64,29 @@ def test_a_click_goes_where_it_points() -> None:
     assert click(TopState(), "\x1b[<0;15;2M", rows, tabs, 1).view == "backends"
     assert click(TopState(), "\x1b[<65;1;1M", rows, tabs, 1).selected == "b"
     assert click(TopState(confirming=("kill", "a")), "\x1b[<0;3;6M", rows, tabs, 1).action == ("", ""), "no kill by a click"
+
+
+def test_80_columns_show_what_matters_of_zombies_and_backends() -> None:
+    zombie = {
+        "id": "hu-407e05a781cf916c5c9698c6", "backend": "vllm-deaf", "slot": None, "tenant": "default", "cause": "fin",
+        "aborts": 3, "ended_s_ago": 1362.0, "tokens_since": 37712, "tokens_exact": False, "release": "verified", "lived_s": 3.0,
+    }  # fmt: skip
+    (row,) = VIEWS["zombies"].read(lambda *_, **__: {"zombies": [zombie]}, "ended")
+    _, line = fitted(VIEWS["zombies"].columns, [row.cells], 80)
+    assert line.startswith("hu-407e05a7  vllm-deaf") and " verified" in line and "closed" in row.cells
+    backend = [
+        "vllm-deaf",
+        "vllm",
+        "quarantined",
+        "7",
+        "0 (calls wait in the engine)",
+        "quarantined",
+        "7",
+        "hu-1 still runs",
+        "m",
+    ]
+    _, line = fitted(VIEWS["backends"].columns, [backend], 80)
+    assert " quarantined " in line, "the state is whole where the ladder's step does not fit beside it"
 
 
 def test_the_summary_has_what_fits() -> None:

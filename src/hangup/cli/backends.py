@@ -50,10 +50,10 @@ _STATES = styles({"up": "green", "down": "red", "quarantined": "red"}, "yellow")
 COLUMNS = (
     Column("BACKEND", least=9),
     Column("ENGINE", rank=4),
-    Column("STATE", least=6, style=_STATES),
+    Column("STATE", least=11, style=_STATES),
     Column("IN FLIGHT", right=True),
-    Column("LIMIT", least=5, rank=2),
-    Column("LADDER", rank=3, style=styles({"healthy": ""}, "red")),
+    Column("LIMIT", least=9, rank=2),
+    Column("LADDER", rank=5, style=styles({"healthy": ""}, "red")),
     Column("ZOMBIES", right=True, style=styles({"0": ""}, "red")),
     Column("REASON", least=10, rank=1),
     Column("MODELS", least=8, rank=6),

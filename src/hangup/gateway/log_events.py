@@ -94,6 +94,7 @@ EVENTS: dict[str, Callable[[Record], str | Sentence]] = {
     "ladder_step_taken": _step,
     "models_changed": lambda r: f"{r['backend']} has {plural(r['count'], 'model')}: {', '.join(r['models'])}",
     "orphans_found": lambda r: (_orphans(r), "yellow"),
+    "worker_leads": lambda r: f"process {r['pid']} judges the engines for all workers",
     "worker_started": lambda r: f"worker {r['worker']} serves (process {r['pid']})",
     "zombie_found": lambda r: (
         f"ZOMBIE: {r['backend']} still computes {short_id(r['id'])}, {duration(r['since_s'])} after its end",

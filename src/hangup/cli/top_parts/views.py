@@ -72,21 +72,24 @@ _ZOMBIES = (
     Column("ENDED", right=True),
     Column("TOKENS SINCE", right=True, rank=1),
     Column("ABORTS", right=True, rank=2),
-    Column("STATE", least=7, style=styles({"zombie": "red", "verified": "green", "restarted": "green"}, "yellow")),
+    Column("STATE", least=9, style=styles({"zombie": "red", "verified": "green", "restarted": "green"}, "yellow")),
     Column("LIVED", right=True, rank=6),
 )
 
 
+_LEFT = {"fin": "closed", "reset": "reset", "silence": "silent", "write_stall": "stalled"}  # how its client left
+
+
 def _zombies(get: Get, sort: str) -> list[TopRow]:
-    rows = []
-    for row in get("/api/zombies")["zombies"]:
+    rows, found = [], get("/api/zombies")["zombies"]
+    for row, id in zip(found, ps.shortened([row["id"] for row in found]), strict=True):
         tokens, lived = row["tokens_since"], row["lived_s"]
         cells = [
-            row["id"],
+            id,
             row["backend"],
             cell_text(row["slot"]),
             cell_text(row["tenant"]),
-            cell_text(row["cause"]),
+            cell_text(_LEFT.get(row["cause"], row["cause"])),
             f"{duration(row['ended_s_ago'])} ago",
             "-" if tokens is None else ("" if row["tokens_exact"] else "~") + count(tokens),
             str(row["aborts"]),
@@ -94,7 +97,7 @@ def _zombies(get: Get, sort: str) -> list[TopRow]:
             "-" if lived is None else duration(lived),
         ]
         order = (
-            cells[0],
+            row["id"],
             cells[1],
             row["slot"],
             cells[3],
