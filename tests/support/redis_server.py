@@ -121,6 +121,7 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
+        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
@@ -147,7 +148,12 @@ class Wire:
             except OSError:
                 client.close()
                 continue
-            self._open += [client, server]
+            server.settimeout(None)
+            with self._lock:  # else one that is being opened would outlive the cut
+                self._open += [client, server]
+                if self._is_cut:
+                    _shut(client)
+                    _shut(server)
             self._start(self._pass, client, server, False)
             self._start(self._pass, server, client, True)
 
@@ -161,9 +167,10 @@ class Wire:
             _shut(side)
 
     def cut(self) -> None:
-        self._is_cut = True
-        for side in self._open:
-            _shut(side)
+        with self._lock:
+            self._is_cut = True
+            for side in self._open:
+                _shut(side)
 
     def mend(self) -> None:
         self._is_cut = False
