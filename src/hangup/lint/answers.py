@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
@@ -17,27 +19,90 @@ _STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttp
 _ABOUT = re.compile(r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at)$", re.I)
 _PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
 _Handler = ast.FunctionDef | ast.AsyncFunctionDef
+_After = dict[int, frozenset[ast.Return]]  # id of a statement -> the returns that may follow it
 _Scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-def calls_outside_answer(handler: _Handler) -> set[int]:
-    """Return the ids of the calls whose results do not reach what the handler returns, as far as names show it."""
+class _Flow(NamedTuple):
+    """A statement that changes some names from others, and the calls in which it does."""
+
+    statement: ast.stmt
+    changed: set[str]
+    names: set[str]
+    calls: set[int]
+
+
+def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
+    """Return the ids of the calls whose results do not reach what the handler returns, as far as names show it.
+
+    What counts for a call is what may be returned after it, not what another branch returns. `walrus` is whether the file has
+    any `:=`.
+    """
     statements = list(_statements(handler.body))
-    returned = [s.value for s in statements if isinstance(s, ast.Return) and s.value is not None]
+    flows = [_flow(statement, *flow) for statement in statements for flow in _flows(statement, walrus=walrus)]
+    after: _After = {}
+    _returns_after(handler.body, frozenset(), after)
+    together: dict[frozenset[ast.Return], set[int]] = defaultdict(set)
+    for flow in flows:
+        together[after[id(flow.statement)]] |= flow.calls
+    found: set[int] = set()
+    for returns, calls in together.items():
+        if calls:
+            found |= calls & _outside(returns, statements, flows)
+    return found
+
+
+def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: list[_Flow]) -> set[int]:
+    """Return the calls that have no part in what is returned in these places."""
+    returned = [s.value for s in returns if s.value is not None]
     if any(_PAGES.search(_name(node)) for value in returned for node in ast.walk(value) if isinstance(node, ast.Call)):
         return set()
-    flows = [flow for statement in statements for flow in _flows(statement)]
-    if all(_is_bare(value) for value in returned):
-        return {number for _, source in flows for number in _calls(source)}
-    live = _names(
-        *(part for value in returned for part in _telling(value)),
-        *(test for s in statements if (test := _deciding(s)) is not None),
-    )
     quiet = flows
-    while reaching := [flow for flow in quiet if flow[0] & live]:
-        quiet = [flow for flow in quiet if not flow[0] & live]
-        live |= _names(*(source for _, source in reaching))
-    return {number for _, source in quiet for number in _calls(source)}
+    if not all(_is_bare(value) for value in returned):
+        live = _names(
+            *(part for value in returned for part in _telling(value)),
+            *(test for s in statements if (test := _deciding(s, returns)) is not None),
+        )
+        while reaching := [flow for flow in quiet if not flow.changed.isdisjoint(live)]:
+            quiet = [flow for flow in quiet if flow.changed.isdisjoint(live)]
+            live.update(*(flow.names for flow in reaching))
+    return {number for flow in quiet for number in flow.calls}
+
+
+def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
+    names: set[str] = set()
+    calls: set[int] = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Call):
+            calls.add(id(node))
+    return _Flow(statement, changed, names - _BUILTINS, calls)
+
+
+def _returns_after(body: list[ast.stmt], tail: frozenset[ast.Return], after: _After) -> frozenset[ast.Return]:
+    """Note for each statement which returns may follow it, and return those that may follow the beginning of `body`."""
+    for statement in reversed(body):
+        match statement:
+            case ast.Return():
+                tail = frozenset({statement})
+            case ast.Raise():
+                tail = frozenset()
+            case ast.If():
+                tail = _returns_after(statement.body, tail, after) | _returns_after(statement.orelse, tail, after)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                again = tail | {s for s in ast.walk(statement) if isinstance(s, ast.Return)}
+                tail = _returns_after(statement.body, again, after) | _returns_after(statement.orelse, tail, after)
+            case ast.With() | ast.AsyncWith():
+                tail = _returns_after(statement.body, tail, after)
+            case ast.Try() | ast.TryStar():
+                last = _returns_after(statement.finalbody, tail, after)
+                caught = frozenset[ast.Return]().union(*(_returns_after(h.body, last, after) for h in statement.handlers))
+                tail = _returns_after(statement.body, _returns_after(statement.orelse, last, after) | caught, after) | caught
+            case ast.Match():
+                tail = tail.union(*(_returns_after(case.body, tail, after) for case in statement.cases))
+        after[id(statement)] = tail
+    return tail
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -51,7 +116,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             todo.extend(ast.iter_child_nodes(node))
 
 
-def _flows(statement: ast.stmt) -> Iterator[tuple[set[str], ast.AST]]:
+def _flows(statement: ast.stmt, *, walrus: bool) -> Iterator[tuple[set[str], ast.AST]]:
     """Yield what a statement changes, and from what."""
     match statement:
         case ast.Assign():
@@ -68,7 +133,7 @@ def _flows(statement: ast.stmt) -> Iterator[tuple[set[str], ast.AST]]:
             yield _names(statement.value), statement.value
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield {statement.name}, statement
-    for node in ast.walk(statement) if not isinstance(statement, _Scopes) else ():
+    for node in ast.walk(statement) if walrus and not isinstance(statement, _Scopes) else ():
         if isinstance(node, ast.NamedExpr):
             yield {node.target.id}, node.value
 
@@ -132,9 +197,12 @@ def _changed(target: ast.expr) -> Iterator[str]:
         yield target.id
 
 
-def _deciding(statement: ast.stmt) -> ast.expr | None:
+def _deciding(statement: ast.stmt, returns: frozenset[ast.Return]) -> ast.expr | None:
     """Return the condition that decides whether the handler returns here."""
-    if isinstance(statement, (ast.If, ast.While, ast.Match)) and any(isinstance(s, ast.Return) for s in ast.walk(statement)):
+    if not isinstance(statement, (ast.If, ast.While, ast.Match)):
+        return None
+    last = statement.end_lineno or 0
+    if any(statement.lineno <= s.lineno <= last for s in returns):
         return statement.subject if isinstance(statement, ast.Match) else statement.test
     return None
 

@@ -29,6 +29,7 @@ _WATCHING_WORDS = (
     "context.cancelled",
     "on_connection_close",
 )
+_STARTING = frozenset({"create_task", "ensure_future", "to_thread", "run_in_executor"})  # what they are given runs apart
 _WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
 # Calls of these say nothing about inference and are by far the most.
 _COMMON = frozenset(
@@ -75,6 +76,7 @@ class _Extract:
                 attributes[owner][attr] = refs
         for node in module.classes:
             facts.classes.append(ClassFacts(node.name, self.bases[node.name], places(node), attributes[node.name]))
+        facts.states = [(name, ref, number) for name, value, number in module.states for ref in _references([value])]
         self.middlewares()
         return facts
 
@@ -85,7 +87,8 @@ class _Extract:
         for argument in (*site.node.args, *[k.value for k in site.node.keywords]):
             kind = argument.__class__
             if kind is ast.Call:
-                self.uses[id(argument)] = ("await", last) if waits else ("argument", last)
+                given = "given" if site.awaited and last not in _STARTING else "argument"
+                self.uses[id(argument)] = ("await" if waits else given, last)
             elif waits and kind is not ast.Name:
                 for node in ast.walk(argument):
                     if isinstance(node, ast.Call):
@@ -101,6 +104,9 @@ class _Extract:
         made = FunctionFacts(scope.name, scope.class_name, outer, places(node) if scope.outer is not None else (1, 1, 1, 1))
         made.is_async, made.yields = scope.is_async, bool(scope.yields)
         made.assigned = {name: refs for name, values in scope.assigned.items() if (refs := _references(values))}
+        for name, written in scope.annotated.items():
+            if given := annotation(written):
+                made.assigned[name] = [given + "()", *made.assigned.get(name, ())]
         made.returned = _references(scope.returns)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self.signature(made, scope, node)
@@ -120,12 +126,13 @@ class _Extract:
         spawns.more(self.module, scope, made)
         return made
 
-    @staticmethod
-    def outside_answer(made: FunctionFacts, node: ast.AST) -> set[int]:
+    def outside_answer(self, made: FunctionFacts, node: ast.AST) -> set[int]:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return set()
         may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
-        return calls_outside_answer(node) | calls_for_stream(node) if may_be_handler and not made.yields else set()
+        if not may_be_handler or made.yields:
+            return set()
+        return calls_outside_answer(node, walrus=":=" in self.module.text) | calls_for_stream(node)
 
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         module = self.module
@@ -137,7 +144,7 @@ class _Extract:
             provided = _depends(defaults.get(parameter.arg)) or _annotated_depends(parameter.annotation)
             if provided:
                 made.provided[parameter.arg] = provided
-            made.parameters[parameter.arg] = annotation(parameter.annotation) or provided
+            made.parameters[parameter.arg] = annotation(parameter.annotation) or provided or _name(defaults.get(parameter.arg))
         if node.returns is not None and (given := annotation(node.returns)):
             made.returned.append(given + "()")
         names = [module.dotted(d) for d in node.decorator_list]
@@ -290,6 +297,11 @@ def _contains_chain(root: ast.expr, node: ast.Call) -> bool:
 
 def _is_true(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and bool(node.value)
+
+
+def _name(default: ast.expr | None) -> str:
+    """Return the name that a parameter has as its default: that of a function, maybe."""
+    return default.id if isinstance(default, ast.Name) else ""
 
 
 def _is_constant(statement: ast.stmt) -> bool:

@@ -20,7 +20,7 @@ class CallFacts:
 
     ref: str
     place: Place
-    use: str  # what becomes of the result: await, loop, argument, return, drop or value
+    use: str  # what becomes of the result: await, loop, argument, given (to an awaited call), return, drop or value
     into: str = ""  # the call that takes the result as an argument
     direct: str = ""  # the verb by which this call is inference by itself; "" if it is not
     stream: int = 0
@@ -101,6 +101,7 @@ class FileFacts:
     local: list[Local] = field(default_factory=list)
     ignores: list[tuple[int, list[str], bool]] = field(default_factory=list)  # line, codes (none: all), for the whole file
     cancels_handlers: bool = False  # aiohttp's handler_cancellation=True
+    states: list[tuple[str, str, int]] = field(default_factory=list)  # app.state.x: name, reference, number of the function
 
 
 def to_json(facts: FileFacts) -> list[Any]:
@@ -115,6 +116,7 @@ def to_json(facts: FileFacts) -> list[Any]:
         [(m.code, m.place, m.message) for m in facts.local],
         facts.ignores,
         facts.cancels_handlers,
+        facts.states,
     ]
 
 
@@ -128,7 +130,7 @@ def _function_row(f: FunctionFacts) -> list[Any]:
 
 
 def from_json(row: list[Any]) -> FileFacts:
-    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels = row
+    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states = row
     return FileFacts(
         imports,
         [_function(f) for f in functions],
@@ -139,6 +141,7 @@ def from_json(row: list[Any]) -> FileFacts:
         [_local(m) for m in local],
         [(i[0], i[1], i[2]) for i in ignores],
         cancels,
+        [(s[0], s[1], s[2]) for s in states],
     )
 
 

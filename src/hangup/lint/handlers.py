@@ -26,7 +26,7 @@ _PACKAGES = (
     "bottle",
 )
 _AS = {"ninja": "django", "rest_framework": "django", "starlette": "starlette"}
-_VERBS = frozenset("get post put patch dispatch create".split())
+_VERBS = frozenset("get post put patch dispatch create list retrieve update partial_update form_valid".split())
 _REGISTER = {
     "add_api_route": 1,
     "add_api_websocket_route": 1,

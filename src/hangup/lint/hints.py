@@ -29,7 +29,7 @@ _TALKERS = re.compile(rb"client|session|http|requests", re.I)
 _NOT_MODELS = re.compile(rb"(?:^|_)(?:" + "|".join(sorted(v.NOT_MODELS)).encode() + rb")(?:_|$)", re.I)
 _OTHER_VERBS = (
     v.OWN_VERBS | v.CHAIN_VERBS | v.AGENT_VERBS | v.ENGINE_VERBS | v.INDEX_VERBS | v.MADE_VERBS
-    | {"text_generation", "chat_completion", "send_message", "send_message_async"}
+    | {"text_generation", "chat_completion", "send_message", "send_message_async", "run_async", "retrieve"}
 )  # fmt: skip
 _VERBS = _b(_OTHER_VERBS | v.HTTP_VERBS)
 _ATTRIBUTE = re.compile(rb"\.(" + "|".join(sorted(_OTHER_VERBS | v.HTTP_VERBS, key=len, reverse=True)).encode() + rb")\b")
@@ -44,15 +44,16 @@ _RECEIVER = re.compile(rb"(\w+|[)\]])\s*$")
 _PATH = re.compile(
     rb"/(?:completions|v1/messages|v1/responses|api/chat|api/generate|worker_generate\w*|generate|generate_stream)/?[\"'?]|:generateContent"
 )
-_KEYS = re.compile(rb"[\"'](?:messages|prompt)[\"']\s*:")
+_KEYS = re.compile(rb"[\"'](?:messages|prompt|contents|inputs)[\"']\s*:")
 _MAKERS = _b(v.CHAINS | v.LOCAL_MODELS)
 _CHAINED = _b(v.CHAINS) | _b({"with_structured_output", "bind_tools", "with_retry", "with_config"})
 _LOCAL_MODELS = _b(v.LOCAL_MODELS)
 _FUNCTIONS = {
-    "litellm": b"completion acompletion text_completion atext_completion responses aresponses".split(),
+    "litellm": b"Router completion acompletion text_completion atext_completion responses aresponses".split(),
     "ollama": [b"chat", b"generate"],
     "agents": [b"Runner"],
     "replicate": [b"run"],
+    "cohere": [b"Client", b"ClientV2", b"AsyncClient"],
     "dashscope": [b"Generation"],
     "mlx_lm": [b"generate", b"stream_generate"],
     "mlx_vlm": [b"generate", b"stream_generate"],
@@ -136,8 +137,14 @@ def _may_infer(verb: str, name: bytes, line: bytes, words: frozenset[bytes], roo
         return True
     if verb in {"chat", "create_completion", "generate"} and (words & _LOCAL_MODELS or b"ollama" in line.lower()):
         return True
-    if verb in v.INDEX_VERBS and (b"engine" in name.lower() or name == b")"):
+    if verb in v.INDEX_VERBS and (b"engine" in name.lower() or name == b")" or ("llama_index" in roots and b"llm" in name)):
         return True
+    if verb == "chat" and b"tokenizer" in words:
+        return True
+    if verb == "run_async":
+        return "google" in roots and b"runner" in name.lower()
+    if verb == "retrieve":
+        return name == b"runs"
     if verb in {"send_message", "send_message_async"}:
         return bool(roots & {"google", "vertexai"})
     return verb in {"text_generation", "chat_completion"} and b"client" in line.lower()

@@ -49,6 +49,7 @@ class Names:
         self.nested: dict[str, dict[tuple[int, str], int]] = {}
         self.classes: dict[str, dict[str, ClassFacts]] = {}
         self._cache: dict[tuple[str, int, str], Value | None] = {}
+        self._states: dict[str, list[tuple[str, int, str]]] = defaultdict(list)  # app.state.x -> what it is set to, and where
         for path in source.paths():
             self.parts[path] = _add_module(self.modules, path)
 
@@ -67,6 +68,8 @@ class Names:
         self.members[path] = members
         self.nested[path] = nested
         self.classes[path] = {c.name: c for c in facts.classes}
+        for name, ref, number in facts.states:
+            self._states[name].append((path, number, ref))
 
     def function(self, key: Key) -> FunctionFacts:
         return self.files[key[0]].functions[key[1]]
@@ -122,7 +125,7 @@ class Names:
                 return value
         if dots and len(names) == 1 and (path := self.module(dots, importer)):
             return self.attribute(Value("module", path), names[0], depth - 1)
-        return None if dots else Value("made", importer, name=full)
+        return None if dots or names[0] in _OF_NO_TYPE else Value("made", importer, name=full)
 
     # References
 
@@ -193,7 +196,14 @@ class Names:
                 if ref.partition(".")[0] != name and (found := self.find(path, 0, ref, depth - 1)) is not None:
                     return found
         full = facts.imports.get(name)
-        return self.imported(full, path, depth - 1) if full is not None and depth > 0 else None
+        if full is not None:
+            return self.imported(full, path, depth - 1) if depth > 0 else None
+        for star, module in facts.imports.items():
+            if star[0] == "*" and depth > 0 and (other := self.module(module, path)) and other != path:
+                found = self._global(other, name, depth - 1)
+                if found is not None:
+                    return found
+        return None
 
     @staticmethod
     def instance(value: Value | None) -> Value | None:
@@ -219,9 +229,21 @@ class Names:
             inner = self.module(".".join((*self.parts[value.path][-1:], name)), value.path)
             return Value("module", inner) if inner else None
         if value.kind == "made":
+            if value.name.endswith(".state"):
+                return self._state(name, depth)
+            if value.name in _CARRIERS:
+                return None
             return Value("made", value.path, name=f"{value.name}.{name}")
         if value.kind in {"instance", "class"}:
             return self._member(value.path, value.name, name, depth)
+        return None
+
+    def _state(self, name: str, depth: int) -> Value | None:
+        """Return what app.state.x, or request.app.state.x, was set to anywhere in the project."""
+        self.source.read_users(name, method=True)
+        for path, number, ref in self._states.get(name, ()):
+            if depth > 0 and (found := self.find(path, number, ref, depth - 1)) is not None:
+                return found
         return None
 
     def _member(self, path: str, owner: str, name: str, depth: int) -> Value | None:
@@ -294,6 +316,8 @@ class Names:
         return [] if verb in ANYONES or len(candidates) > MANY else candidates
 
 
+_OF_NO_TYPE = frozenset({"typing", "typing_extensions", "collections"})  # Dict, Any: what they hold may be anything
+_CARRIERS = frozenset({"flask.g", "flask.current_app", "quart.g", "quart.current_app"})  # they hold what the project puts there
 _FOLDERS_OF_SERVICES = frozenset({"services", "microservices"})  # each of them an application
 
 

@@ -15,7 +15,7 @@ from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
-_COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext"})
+_COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
 _MAKERS = {
     "FastAPI": "fastapi",
     "APIRouter": "fastapi",
@@ -55,6 +55,7 @@ class Project:
         self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
         self.by_spawn: dict[tuple[str, int, int], Runs] = {}
+        self.collected: set[tuple[str, int, int]] = set()  # calls of streams that their function reads to the end
         self._callers: dict[str, list[tuple[Key, int]]] = defaultdict(list)
         self._spawners: dict[str, list[tuple[Key, int]]] = defaultdict(list)
         self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
@@ -82,7 +83,8 @@ class Project:
         self.names.add(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
-                self._callers[_last(facts.imports.get(call.ref, call.ref))].append(((path, number), index))
+                for ref in (call.ref, *_aliases(function, call.ref)):
+                    self._callers[_last(facts.imports.get(ref, ref))].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
                 self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
         for ref, framework, number in facts.registered:
@@ -215,7 +217,7 @@ class Project:
 
     def _mark_direct(self, key: Key, function: FunctionFacts, index: int, call: CallFacts, fresh: deque[Key]) -> None:
         blocks = call.blocking == 1 or (
-            call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument"}
+            call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument", "given"}
         )
         streams = call.stream == 1
         runs = Runs(call.ref, key[0], call.place[0], streams, blocks, False, call.stream == UNKNOWN, call.forwards)
@@ -223,9 +225,11 @@ class Project:
         if call.into in _SPAWNING:
             return
         consumes = self._consumes(function, call)
+        if streams and consumes and not function.yields:
+            self.collected.add((*key, index))
         if function.yields or (streams and not consumes):
             self._set(key, replace(runs, streams=True, may_stream=False), fresh)
-        elif call.use == "await" or blocks or streams:
+        elif call.use in {"await", "given"} or blocks or streams:
             self._set(
                 key,
                 replace(runs, streams=False, blocks=blocks and not function.is_async, blocked=blocks and function.is_async),
@@ -282,9 +286,10 @@ class Project:
             if function.yields or call.use in {"return", "await", "value"}:
                 self._set(caller, replace(here, streams=True, may_stream=False), fresh)
         elif lazy:
+            self.collected.add((*caller, index))
             self._set(caller, replace(here, streams=False, blocks=not function.is_async), fresh)
         elif callee.is_async and not runs_it:
-            if call.use in {"await", "return"}:
+            if call.use in {"await", "given", "return"}:
                 self._set(caller, replace(here, blocks=False), fresh)
         else:
             blocks = here.blocks
@@ -297,14 +302,22 @@ class Project:
     def _mark_spawner(self, spawner: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
         function = self.function(spawner)
         spawn = function.spawns[index]
-        if not spawn.direct and self._resolves(spawner, spawn.target, key):
+        if spawn.direct:
+            return
+        is_it = self._is_exactly if spawn.kind == "method" else self._resolves
+        if is_it(spawner, spawn.target, key):
             self._mark_spawn(spawner, function, index, spawn, runs, fresh)
+
+    def _is_exactly(self, caller: Key, ref: str, key: Key) -> bool:
+        """Return whether a reference stands for this function, not only by its name: `body.answer` is no function."""
+        value = self.names.find(*caller, ref)
+        return value is not None and value.kind == "function" and (value.path, value.number) == key
 
     def _mark_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, runs: Runs, fresh: deque[Key]) -> None:
         if (*key, index) in self.by_spawn:
             return
         self.by_spawn[(*key, index)] = runs
-        if spawn.kind in {"executor", "passed"} and spawn.handle == "await" and not runs.streams:
+        if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
 
     # Requests
@@ -340,7 +353,12 @@ class Project:
             if key in self.names.callees(caller[0], caller[1], self.function(caller).calls[index].ref):
                 yield caller
         for caller, index in self.spawners(name):
-            if key in self.names.callees(caller[0], caller[1], self.function(caller).spawns[index].target):
+            spawn = self.function(caller).spawns[index]
+            if (
+                self._is_exactly(caller, spawn.target, key)
+                if spawn.kind == "method"
+                else key in self.names.callees(*caller, spawn.target)
+            ):
                 yield caller
 
 
@@ -364,6 +382,14 @@ def _sends_others(function: FunctionFacts) -> bool:
 def _rank(runs: Runs) -> int:
     """Return how much is known: that something computes outweighs that it returns a stream, and inference a mere request."""
     return (0 if runs.forwards else 4) + (0 if runs.streams else 2) + (0 if runs.blocked else 1)
+
+
+def _aliases(function: FunctionFacts, name: str) -> Iterator[str]:
+    """Yield what a called name may stand for: `run = service.ask; run(text)`, or a parameter's default."""
+    if "." not in name:
+        for ref in (*function.assigned.get(name, ()), function.parameters.get(name, "")):
+            if ref and ref[-1] not in ")]":
+                yield ref
 
 
 def _last(ref: str) -> str:

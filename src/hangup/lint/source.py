@@ -69,7 +69,20 @@ class Site:
 class Function:
     """A function, a method or a lambda; the module itself is the outermost one."""
 
-    __slots__ = ("assigned", "calls", "class_name", "loops", "node", "number", "outer", "returns", "tries", "yields")
+    __slots__ = (
+        "annotated",
+        "assigned",
+        "calls",
+        "class_name",
+        "loops",
+        "node",
+        "number",
+        "outer",
+        "returns",
+        "shared",
+        "tries",
+        "yields",
+    )
 
     def __init__(self, node: ast.AST, outer: Function | None, class_name: str, number: int = 0) -> None:
         self.node = node
@@ -82,6 +95,8 @@ class Function:
         self.tries: list[tuple[ast.Try, Frame]] = []
         self.yields: list[Frame] = []
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values assigned to it here
+        self.annotated: dict[str, ast.expr] = {}  # name -> its annotation where it is assigned
+        self.shared: set[str] = set()  # names that `global` gives to the module
 
     @property
     def name(self) -> str:
@@ -126,6 +141,7 @@ class Module:
         self.functions: list[Function] = [self.top]
         self.attributes: dict[str, list[ast.expr]] = defaultdict(list)  # self.x -> values assigned to it anywhere
         self.fields: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)  # the same by class
+        self.states: list[tuple[str, ast.expr, int]] = []  # app.state.x = value, and the number of the function around
         self.facts: dict[type, object] = {}  # what rules compute once and share
         self._sites: dict[int, Site] = {}
         self._nodes: dict[int, list[ast.AST]] = {}
@@ -243,6 +259,8 @@ class _Walk:
                 if node.value is not None:
                     self.expression(node.value, frame, node)
                     self.assign(node.target, node.value, frame, class_name)
+                    if isinstance(node.target, ast.Name):
+                        frame.function.annotated[node.target.id] = node.annotation
                 elif class_name and isinstance(node.target, ast.Name):
                     self.module.fields[class_name, node.target.id].append(node.annotation)
             case ast.For() | ast.AsyncFor():
@@ -266,6 +284,8 @@ class _Walk:
             case ast.While():
                 self.expression(node.test, frame, node)
                 self.loop(node, frame, class_name)
+            case ast.Global():
+                frame.function.shared.update(node.names)
             case ast.Match():
                 self.expression(node.subject, frame, node)
                 for case in node.cases:
@@ -280,6 +300,9 @@ class _Walk:
                 self.module.imports[alias.asname or first] = alias.name if alias.asname else first
             else:
                 head = "." * node.level + (node.module or "")
+                if alias.name == "*":
+                    self.module.imports[f"*{len(self.module.imports)}"] = head
+                    continue
                 self.module.imports[alias.asname or alias.name] = f"{head}.{alias.name}" if node.module else head + alias.name
 
     def enter(self, node: FunctionNode, frame: Frame, class_name: str) -> Frame:
@@ -304,11 +327,14 @@ class _Walk:
 
     def assign(self, target: ast.expr, value: ast.expr, frame: Frame, class_name: str) -> None:
         if isinstance(target, ast.Name):
-            frame.function.assigned[target.id].append(value)
+            shared = target.id in frame.function.shared
+            (self.module.top if shared else frame.function).assigned[target.id].append(value)
             if class_name:
                 self.module.fields[class_name, target.id].append(value)
         elif isinstance(target, ast.Attribute):
             self.module.attributes[target.attr].append(value)
+            if isinstance(target.value, ast.Attribute) and target.value.attr == "state":
+                self.module.states.append((target.attr, value, frame.function.number))
             owner = next((f.class_name for f in frame.function.around() if f.class_name), "")
             if owner and isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}:
                 self.module.fields[owner, target.attr].append(value)

@@ -19,7 +19,9 @@ OWN_VERBS = frozenset(
     "acompletion atext_completion ainvoke astream astream_events astream_log abatch generate_content generate_content_async"
     " generate_content_stream create_chat_completion astream_chat astream_complete kickoff"
     " kickoff_async aquery achat acomplete"
-    " invoke_model invoke_model_with_response_stream converse converse_stream run_streamed agenerate_prompt".split()
+    " invoke_model invoke_model_with_response_stream converse converse_stream run_streamed agenerate_prompt"
+    " invoke_agent retrieve_and_generate initiate_chat a_initiate_chat get_chat_message_content get_chat_message_contents"
+    " create_and_poll create_and_run_poll submit_tool_outputs_and_poll".split()
 )
 _SDK_TAILS = (
     "chat.completions.create",
@@ -32,6 +34,16 @@ _SDK_TAILS = (
     "chat.stream_async",
     "chat.complete",
 )
+# Verbs of these classes' instances that are inference.
+_CLIENTS = {
+    "ollama.Client": frozenset({"chat", "generate"}),
+    "ollama.AsyncClient": frozenset({"chat", "generate"}),
+    "cohere.Client": frozenset({"chat", "generate"}),
+    "cohere.ClientV2": frozenset({"chat"}),
+    "cohere.AsyncClient": frozenset({"chat", "generate"}),
+    "litellm.Router": frozenset({"completion", "text_completion"}),
+}
+_ASYNC_CLIENTS_OF_OTHERS = frozenset({"ollama.AsyncClient", "cohere.AsyncClient"})
 _FUNCTIONS = frozenset(
     {
         *(f"litellm.{name}" for name in ("completion", "text_completion", "responses", "aresponses")),
@@ -95,11 +107,11 @@ _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires
 _PIPELINE = "transformers.pipeline"
 _ASYNC_VERBS = re.compile(
     r"^(a(completion|text_completion|invoke|stream\w*|batch|chat|complete|query|generate\w*|create|run|predict|call|responses)"
-    r"|\w+_async|async_\w+)$"
+    r"|\w+_async|async_\w+|a_initiate_chat|get_chat_message_contents?)$"
 )
 _BLOCKING_VERBS = frozenset(
     "invoke batch predict run_sync generate_content create_chat_completion kickoff query stream_chat invoke_model converse"
-    " converse_stream invoke_model_with_response_stream".split()
+    " converse_stream invoke_model_with_response_stream invoke_agent retrieve_and_generate initiate_chat".split()
 )
 _BLOCKING_FUNCTIONS = frozenset(
     "litellm.completion litellm.text_completion ollama.chat ollama.generate agents.Runner.run_sync replicate.run"
@@ -110,7 +122,7 @@ _STREAM_VERBS = frozenset(
     "stream astream astream_events astream_log stream_chat astream_chat astream_complete stream_complete"
     " generate_content_stream"
     " generate_stream stream_generate converse_stream invoke_model_with_response_stream run_streamed run_stream stream_async"
-    " generate_content_stream_async".split()
+    " generate_content_stream_async run_async".split()
 )
 
 HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch"})
@@ -134,7 +146,8 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_pred
 _POSSIBLE = (
     OWN_VERBS | CHAIN_VERBS | AGENT_VERBS | ENGINE_VERBS | INDEX_VERBS | HTTP_VERBS | MADE_VERBS
     | frozenset(
-        "create parse acreate complete_async stream_async text_generation chat_completion send_message send_message_async"
+        "run_async retrieve"
+        " create parse acreate complete_async stream_async text_generation chat_completion send_message send_message_async"
         " completion text_completion responses aresponses call __call__".split()
     )
 )  # fmt: skip
@@ -210,9 +223,21 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
         return True
     if verb in {"send_message", "send_message_async"} and packages & {"google", "vertexai"}:
         return bool(words & {"chat", "session", "model"})
+    if verb in INDEX_VERBS and "llm" in words and "llama_index" in packages:
+        return True
+    if verb == "chat" and "model" in words and site.node.args and "tokenizer" in _last_name(site.node.args[0]):
+        return True  # as models of transformers have it: model.chat(tokenizer, ...)
+    if verb == "run_async" and "runner" in words and "google" in packages:
+        return True
+    if verb == "retrieve" and receiver.endswith("threads.runs"):
+        return any(isinstance(frame.node, ast.While) for frame in site.frame.outward())  # it waits for an assistant
     if verb not in ENGINE_VERBS:
         return False
     return bool(words & _ENGINE_NAMES) or (bool(packages & LOCAL_ENGINES) and site.keyword(*_GENERATION_KEYWORDS) is not None)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_called_itself(module: Module, name: str) -> bool:
@@ -260,6 +285,8 @@ def made_by(module: Module, value: ast.expr) -> str:
         return "hangup.chain"
     if last == "Agent" and module.packages & AGENT_PACKAGES:
         return "hangup.agent"
+    if name in _CLIENTS:
+        return name
     known = last in ASYNC_CLIENTS or last in SYNC_CLIENTS or last in CHAINS or last in LOCAL_MODELS or name == _PIPELINE
     return name if known and "Tokenizer" not in name and "Processor" not in name else ""
 
@@ -267,6 +294,8 @@ def made_by(module: Module, value: ast.expr) -> str:
 def is_made_call(made: str, verb: str) -> bool:
     """Return whether calling `verb` on what `made` returns is inference."""
     last = made.rpartition(".")[2]
+    if made in _CLIENTS:
+        return verb in _CLIENTS[made]
     if last in CHAINS or made == "hangup.chain":
         return verb in CHAIN_VERBS or verb in OWN_VERBS or verb in {"__call__", "call"}
     if made == "hangup.agent" or (last == "Agent" and made.partition(".")[0] in AGENT_PACKAGES):
@@ -327,6 +356,10 @@ def _is_generation(body: ast.expr) -> bool:
     keys = {k.value for k in body.keys if isinstance(k, ast.Constant)}
     if "messages" in keys:
         return bool(keys & {"model", "max_tokens", "stream", "temperature"})
+    if "contents" in keys:
+        return bool(keys & {"generationConfig", "systemInstruction", "system_instruction", "safetySettings"})
+    if "inputs" in keys and "parameters" in keys:
+        return True
     return "prompt" in keys and bool(keys & {"max_tokens", "n_predict", "max_new_tokens", "stream"})
 
 
@@ -357,10 +390,11 @@ def blocks(module: Module, site: Site, verb: str) -> int:
         return 0
     if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests."):
         return 1
-    last = maker_of(module, site).rpartition(".")[2]
-    if last in ASYNC_CLIENTS:
+    made = maker_of(module, site)
+    last = made.rpartition(".")[2]
+    if last in ASYNC_CLIENTS or made in _ASYNC_CLIENTS_OF_OTHERS:
         return 0
-    if last in SYNC_CLIENTS or last in LOCAL_MODELS or last == "pipeline":
+    if last in SYNC_CLIENTS or made in _CLIENTS or last in LOCAL_MODELS or last == "pipeline":
         return 1
     if verb in _BLOCKING_VERBS:
         return 1

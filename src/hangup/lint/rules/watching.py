@@ -99,29 +99,48 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     quiet = () if framework in _ANSWER_BY_SENDING else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
-        if runs is None or runs.streams or runs.blocked or (runs.may_stream and not function.answers) or call.place in quiet:
+        collected = (*key, index) in project.collected and framework not in _ANSWER_BY_SENDING and not function.sends_stream
+        if (
+            runs is None
+            or (runs.streams and not collected)
+            or runs.blocked
+            or (runs.may_stream and not function.answers)
+            or call.place in quiet
+        ):
             continue
         if runs.forwards and not _INFERENCE.search(function.path):
             continue
         if call.gives_request and (call.direct or (framework == "websocket" and _reads_socket(project, key, call))):
             continue  # it may watch the request that it is given, or reads from the socket
-        if call.use == "await" if function.is_async else runs.blocks:
+        if call.use == "given" and (runs.blocks or _may_watch(project, key, call.into)):
+            continue
+        waits = call.use in {"await", "given"} or (collected and not runs.blocks)
+        if waits if function.is_async else runs.blocks or collected:
             return call.place, call.ref, runs
     for index, spawn in enumerate(function.spawns):
         found = project.by_spawn.get((*key, index))
         if (
             found is not None
             and not (found.forwards and not _INFERENCE.search(function.path))
-            and spawn.kind in {"executor", "passed"}
+            and spawn.kind in {"executor", "passed", "method"}
             and spawn.handle == "await"
             and not found.streams
             and not spawn.stoppable
             and spawn.place not in quiet
+            and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))
         ):
             return spawn.place, spawn.target, found
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
+
+
+def _may_watch(project: Project, key: Key, wrapper: str) -> bool:
+    """Return whether the call that is given the work, `await until_gone(request, ask(text))`, may watch the client."""
+    outer = [call for call in project.function(key).calls if call.ref.rpartition(".")[2] == wrapper]
+    return any(
+        call.gives_request or any(project.function(k).watches for k in project.names.callees(*key, call.ref)) for call in outer
+    )
 
 
 def _reads_socket(project: Project, key: Key, call: CallFacts) -> bool:
