@@ -203,3 +203,16 @@ def test_a_health_check_blocks_only_for_a_word() -> None:
     """
     assert lint_source(dedent(source).format(path="/health/llm", name="check")) == []
     assert [f.code for f in lint_source(dedent(source).format(path="/ask", name="ask"))] == ["HU005"]
+
+
+def test_files_without_inference_count_where_only_a_name_tells(tmp_path: Path) -> None:
+    app = (
+        f"{HEAD}import parts\nfrom typing import Any\napp = FastAPI()\n\n@app.post('/ask')\n"
+        "async def ask(text: str):\n    processor = parts.found['processor']\n    return await processor.process(text)\n"
+    )
+    model = MODEL.replace("class Rag", "class QueryProcessor")
+    other = "class {}Processor:\n    async def process(self, text):\n        return text\n"
+    files = {"model.py": model, "app.py": app.replace("Rag, ", ""), "parts.py": "found = {}\n"}
+    assert found(tmp_path, files) == [("app.py", "HU004")]
+    others = {"pdf.py": other.format("Pdf"), "text.py": other.format("Text")}
+    assert found(tmp_path, {**files, **others}) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -9,6 +10,7 @@ from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
 from hangup.lint.hints import is_code
 
+_CLASS = re.compile(rb"^class (\w+)", re.M)
 Reader = Callable[[str], FileFacts | None]
 
 
@@ -26,7 +28,7 @@ class SourceFiles:
         reader: Reader = lambda _: None,
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
-        harmless: Collection[str] = (),
+        harmless: Mapping[str, FileEntry] | None = None,
     ) -> None:
         """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
         inference, `harmless` those that lead to none.
@@ -36,7 +38,7 @@ class SourceFiles:
         self._reader = reader
         self._text = text
         self._below = below
-        self.harmless = harmless
+        self.harmless = harmless or {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
@@ -81,6 +83,15 @@ class SourceFiles:
         for path in self._naming(name):
             if is_code(self._text(path), definition):
                 self.has(path)
+
+    def harmless_definers(self, name: str, words: Collection[str]) -> int:
+        """Return how many files that lead to no inference define this, in a class with one of these words."""
+        method, word = b"def " + name.encode() + b"(", f" {as_word(name)} "
+        found = 0
+        for path, entry in self.harmless.items():
+            if word in f" {entry.words} " and method in (text := self._text(path)):
+                found += any(part in c.lower() for c in _CLASS.findall(text) for part in map(str.encode, words))
+        return found
 
     def _has_word(self, path: str, word: str) -> bool:
         return f" {word} " in f" {self._unread[path].words} "

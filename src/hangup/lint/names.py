@@ -50,6 +50,7 @@ class Names:
         self.classes: dict[str, dict[str, ClassFacts]] = {}
         self._cache: dict[tuple[str, int, str], Value | None] = {}
         self._states: dict[str, list[tuple[str, int, str]]] = defaultdict(list)  # app.state.x -> what it is set to, and where
+        self._rivals: dict[tuple[str, frozenset[str]], int] = {}
         for path in source.paths():
             self.parts[path] = _add_module(self.modules, path)
 
@@ -303,6 +304,18 @@ class Names:
         if here[0] in _FOLDERS_OF_SERVICES:
             return [k for k in keys if _shared(here, self.parts[k[0]]) > 1 or self.parts[k[0]][0] != here[0]]
         return [k for k in keys if _shared(here, self.parts[k[0]])] or keys
+
+    def rivals(self, path: str, number: int, ref: str, found: list[Key]) -> int:
+        """Return how many files without inference define what a call may run as well as these, if only names tell."""
+        if self.find(path, number, ref) is not None:
+            return 0
+        receiver, _, verb = ref.rpartition(".")
+        words = words_in(receiver)
+        if not any(words & words_in(self.function(k).class_name) for k in found):
+            return 0  # the method's name is telling
+        if (verb, words) not in self._rivals:
+            self._rivals[verb, words] = self.source.harmless_definers(verb, words)
+        return self._rivals[verb, words]
 
     def _by_name(self, path: str, number: int, receiver: str, verb: str) -> list[Key]:
         known = self.find(path, number, receiver)

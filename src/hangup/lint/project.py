@@ -260,7 +260,8 @@ class Project:
         found = self.names.callees(caller[0], caller[1], ref)
         if key not in found:
             return False
-        return len(found) == 1 or 2 * sum(k in self.runs for k in found) >= len(found)
+        all_of_them = len(found) + self.names.rivals(*caller, ref, found)
+        return all_of_them == 1 or 2 * sum(k in self.runs for k in found) >= all_of_them
 
     def _mark_caller(self, caller: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
         function, callee = self.function(caller), self.function(key)

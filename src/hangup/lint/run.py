@@ -143,7 +143,7 @@ def _files(
 
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
-    harmless = entries.keys() - choice.matter - read.keys()
+    harmless = {path: entry for path, entry in entries.items() if path not in choice.matter and path not in read}
     return SourceFiles(read, unread, reader, cache_results(_bytes), choice.below, harmless)
 
 

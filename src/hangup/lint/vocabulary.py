@@ -95,6 +95,7 @@ CHAINS = frozenset(
     " create_agent"
     " create_sql_agent LLMChain ConversationChain ConversationalRetrievalChain RetrievalQA load_qa_chain load_summarize_chain"
     " create_retrieval_chain create_stuff_documents_chain HuggingFacePipeline HuggingFaceEndpoint LlamaCpp VLLM"
+    " RunnableWithMessageHistory"
     " GPT4All create_deep_agent create_supervisor from_chain_type from_llm from_llm_and_tools".split()
 )
 # Verbs that are inference on what another file may have made.
@@ -402,6 +403,8 @@ def blocks(module: Module, site: Site, verb: str) -> int:
         return 1
     if verb == "generate" and site.has_double_star and "transformers" in module.packages and "vllm" not in module.packages:
         return 1
+    if verb in _STREAM_VERBS and isinstance(site.statement, ast.For) and site.statement.iter is site.node:
+        return 1  # a plain loop reads it
     if not site.function.is_async and isinstance(site.statement, (ast.Assign, ast.For, ast.With, ast.AnnAssign)):
         return 1  # its result is used at once
     return UNKNOWN

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hangup.lint.finding import Severity
 from hangup.lint.project import Project
-from hangup.lint.purposes import is_no_answer, makes_media
+from hangup.lint.purposes import is_no_answer
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain
 
@@ -54,7 +54,7 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
         call = function.calls[index]
         if call.use == "await" or (call.direct and call.ref.startswith("requests.")):
             continue  # flake8-async's ASYNC210 reports these
-        if is_no_answer(function.name) or is_no_answer(function.path) or makes_media(path):
+        if is_no_answer(function.name) or is_no_answer(function.path):
             continue
         if (runs.streams and not call.direct) or not project.serves((path, number)):
             continue
