@@ -62,6 +62,7 @@ class _Extract:
         self.requests: set[str] = (
             set()
         )  # parameters of the function that are the framework's request, not the model of its body
+        self.walrus = ":=" in text
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
         self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
 
@@ -132,7 +133,7 @@ class _Extract:
         may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
         if not may_be_handler or made.yields:
             return set()
-        return calls_outside_answer(node, walrus=":=" in self.module.text) | calls_for_stream(node)
+        return calls_outside_answer(node, walrus=self.walrus) | calls_for_stream(node)
 
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         module = self.module

@@ -83,7 +83,7 @@ class Project:
         self.names.add(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
-                for ref in (call.ref, *_aliases(function, call.ref)):
+                for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(function, call.ref)):
                     self._callers[_last(facts.imports.get(ref, ref))].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
                 self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
@@ -387,10 +387,9 @@ def _rank(runs: Runs) -> int:
 
 def _aliases(function: FunctionFacts, name: str) -> Iterator[str]:
     """Yield what a called name may stand for: `run = service.ask; run(text)`, or a parameter's default."""
-    if "." not in name:
-        for ref in (*function.assigned.get(name, ()), function.parameters.get(name, "")):
-            if ref and ref[-1] not in ")]":
-                yield ref
+    for ref in (*function.assigned.get(name, ()), function.parameters.get(name, "")):
+        if ref and ref[-1] not in ")]":
+            yield ref
 
 
 def _last(ref: str) -> str:

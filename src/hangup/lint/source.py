@@ -178,6 +178,15 @@ class Module:
         return {name.partition(".")[0] for name in self.imports.values()}
 
     @cached_property
+    def inner_names(self) -> dict[int, set[str]]:
+        """Return the names of the functions that are defined in each function, by its number."""
+        found: dict[int, set[str]] = defaultdict(set)
+        for function in self.functions:
+            if function.outer is not None and not function.class_name:
+                found[function.outer.number].add(function.name)
+        return found
+
+    @cached_property
     def lines(self) -> list[str]:
         return self.text.split("\n")
 
@@ -256,13 +265,7 @@ class _Walk:
                         self.expression(default, frame, node)
                 self.block(node.body, self.enter(node, frame, class_name), "")
             case ast.AnnAssign():
-                if node.value is not None:
-                    self.expression(node.value, frame, node)
-                    self.assign(node.target, node.value, frame, class_name)
-                    if isinstance(node.target, ast.Name):
-                        frame.function.annotated[node.target.id] = node.annotation
-                elif class_name and isinstance(node.target, ast.Name):
-                    self.module.fields[class_name, node.target.id].append(node.annotation)
+                self.annotated(node, frame, class_name)
             case ast.For() | ast.AsyncFor():
                 self.expression(node.iter, frame, node)
                 self.loop(node, frame, class_name)
@@ -292,6 +295,15 @@ class _Walk:
                     self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
             case _:
                 self.expression(node, frame, node)
+
+    def annotated(self, node: ast.AnnAssign, frame: Frame, class_name: str) -> None:
+        if node.value is not None:
+            self.expression(node.value, frame, node)
+            self.assign(node.target, node.value, frame, class_name)
+            if isinstance(node.target, ast.Name):
+                frame.function.annotated[node.target.id] = node.annotation
+        elif class_name and isinstance(node.target, ast.Name):
+            self.module.fields[class_name, node.target.id].append(node.annotation)
 
     def imported(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:

@@ -78,17 +78,16 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
 def _pass(module: Module, site: Site, made: FunctionFacts) -> None:
     """Note a function that an awaited call is given: `await retry(ask)` runs it, and `await in_thread(rag.query, text)`."""
     names = [a for a in site.node.args[:2] if isinstance(a, ast.Name)]
-    if names and any(f.outer is site.function and f.name == a.id for a in names for f in module.functions):
+    inner = module.inner_names.get(site.function.number, ())
+    if any(a.id in inner for a in names):
         for argument in names:
             _note(module, site, made, "passed", argument)
     elif site.node.args:
         first = site.node.args[0]
-        if isinstance(first, ast.Attribute) or (isinstance(first, ast.Name) and _may_be_function(module, first.id)):
+        if isinstance(first, ast.Attribute) or (
+            isinstance(first, ast.Name) and (first.id in module.imports or first.id in module.inner_names.get(0, ()))
+        ):
             _note(module, site, made, "method", first)
-
-
-def _may_be_function(module: Module, name: str) -> bool:
-    return name in module.imports or any(f.name == name and f.outer is module.top for f in module.functions)
 
 
 def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: ast.expr, call: ast.Call | None = None) -> None:
