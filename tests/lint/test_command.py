@@ -245,3 +245,15 @@ def test_every_rule_is_listed_explained_and_counted(project: Path, capsys: pytes
     out = lint(capsys, "--explain", "nobody-watches-client")[1]
     assert out.startswith("HU004 nobody-watches-client\n") and RULES["HU004"].bad in out and RULES["HU004"].good in out
     assert lint(capsys, project, "--statistics")[1] == "    1  HU005 blocking-inference\n"
+
+
+@pytest.mark.parametrize("pattern", ["app", "app/*", "app/main.py", "main.py"])
+def test_patterns_hold_without_a_project_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pattern: str
+) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text("x = 1  # hangup: ignore[HU004]\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["lint", "app/main.py"]) == 1
+    assert main(["lint", "--exclude", pattern, "app/main.py"]) == 0
+    assert "0 files" in capsys.readouterr().err

@@ -72,7 +72,9 @@ class LintSettings:
             name = path.resolve().relative_to(self.root.resolve()).as_posix()
         except ValueError:
             name = path.as_posix()
-        return fnmatch(name, pattern) or fnmatch(path.name, pattern) or fnmatch(name, pattern.rstrip("/") + "/*")
+        names = (name,) if self.in_project else (name, path.as_posix())  # without a project, as it is seen from here
+        folder = pattern.rstrip("/") + "/*"
+        return fnmatch(path.name, pattern) or any(fnmatch(n, pattern) or fnmatch(n, folder) for n in names)
 
 
 class SettingsTree:
