@@ -20,6 +20,7 @@ from hangup.probe.figures import SOURCES
 from hangup.probe.meet import Speed, measure_speed
 from hangup.probe.session import ProbeOptions, ProbeSession
 from hangup.probe.stage import Scene, Stage
+from hangup.probe.usage import Charged, UsageRecord, may_have_ended
 from hangup.probe.verdict import Judgement, Ruling
 from hangup.probe.watch import EngineWatch, StatusLook
 from probe.test_stage import _ONE_TOKEN, Engine, OneSlot, play
@@ -137,3 +138,25 @@ def test_prompts_are_part_of_the_budget() -> None:
         assert caller.budget.tokens > 3_000
 
     play(Engine(_ONE_TOKEN), ProbeBudget(), story)
+
+
+def test_an_engine_that_ends_its_answers_itself() -> None:
+    """The probe reads more of them; what is left of an abandoned one follows from the shortest."""
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        probe = session_of(caller, stage)
+        await probe._find_own_end(20, 108)
+        assert stage.own_end == 1 and probe._notes == [
+            "answers end by themselves after 1 to 20 of 108 tokens: less can be told"
+        ]
+        stage.own_end = 40
+        call = await caller.start(CallKind(stage.tokens))
+        assert stage.remaining(CASES["stream-fin"], call) == 40
+        call.close()
+
+    play(Engine(_ONE_TOKEN), ProbeBudget(), story)
+
+
+def test_usage_of_an_answer_that_may_have_ended_by_itself() -> None:
+    assert may_have_ended(Charged(4, 56, UsageRecord(60)))
+    assert not may_have_ended(Charged(4, 56, UsageRecord(8))) and not may_have_ended(Charged(4, 56, None))

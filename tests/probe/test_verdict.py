@@ -203,3 +203,12 @@ def test_an_echo_of_a_prompt_that_is_read_counts_no_tokens() -> None:
     assert stops.ruling is Ruling.LATE and stops.tokens == 0, "it stopped when the prompt was read"
     never = judge_echo([EchoTrial(6.1, 6.0, reading_s=2.0)] * 3, quiet, WITHIN_S, rate=50)
     assert never.ruling is Ruling.NEVER and never.tokens == 3 * 4 * 50
+
+
+@given(end_s=st.floats(0.0, 4.0), counts=st.booleans(), pace=paces, delay=delays)
+def test_an_answer_that_may_have_ended_by_itself_is_no_stop(end_s: float, counts: bool, pace: float, delay: float) -> None:
+    """Engines that do not know `ignore_eos` end answers when they like: only a quick stop can be told from that."""
+    trial = replace(trial_of([end_s], pace, delay, counts=counts), unsteady=True)
+    ruling = judge(trial, WITHIN_S).ruling
+    assert ruling is Ruling.STOPPED if end_s < 0.2 * REST_S - pace - delay else ruling in (Ruling.STOPPED, Ruling.UNTOLD)
+    assert ruling is Ruling.UNTOLD or end_s <= 0.4 * REST_S

@@ -82,6 +82,7 @@ class FiguresTrial:
             self._stage.speed.rate,
             reads=scene.case.moment is Moment.PREFILL,
             waits=is_dropped,
+            unsteady=self._stage.own_end is not None,
         )
         return judge(trial, self._within_s).after_waiting(waited_s)
 
@@ -98,7 +99,7 @@ class FiguresTrial:
         Nothing comes of an answer that does not stream: how far it is follows from the speed, unless the engine counts more.
         """
         left = [self._stage.remaining(scene.case, call) for call in scene.leavers]
-        most = len(left) * self._stage.tokens - computed
+        most = len(left) * (self._stage.own_end or self._stage.tokens) - computed
         if scene.case.moment is Moment.WHOLE and sum(left) > most:
             return [max(most // len(left), 0)] * len(left)
         return left
@@ -106,7 +107,7 @@ class FiguresTrial:
     def _computed(self, scene: Scene, left: int) -> int:
         """Return the tokens of a leaver's call that were computed before it left, those of its warm-up included."""
         warm_up = 2 if scene.case.moment is Moment.KEEP_ALIVE else 0
-        return self._stage.tokens - left + warm_up
+        return max((self._stage.own_end or self._stage.tokens) - left, 0) + warm_up
 
     def _remaining_s(self, scene: Scene, tokens: int) -> float:
         """Return how long the longest abandoned answer would go on; what waits for slots goes on after those."""

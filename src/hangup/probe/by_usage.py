@@ -9,8 +9,8 @@ from hangup.probe.caller import Caller
 from hangup.probe.cases import Case, Moment
 from hangup.probe.connection import ProbeConnection
 from hangup.probe.stage import Scene, Stage
-from hangup.probe.usage import Charged, RecordSource, UsageRecord, judge_usage, parsed, source_of
-from hangup.probe.verdict import Judgement, untold
+from hangup.probe.usage import Charged, RecordSource, UsageRecord, judge_usage, may_have_ended, parsed, source_of
+from hangup.probe.verdict import UNSTEADY, Judgement, untold
 
 _RECORDED_S = 20.0  # a record is written some seconds after the call's end
 _PACE_S = 1.0
@@ -92,5 +92,8 @@ class UsageTrial:
         own_end_s = max(left) / self._stage.speed.rate
         await asyncio.sleep(own_end_s * 1.2 + _PACE_S)  # a record before the answer's own end may be one of half a call
         records = [await self._records.settled(id, own_end_s + _RECORDED_S) for id in ids]
-        calls = [Charged(self._stage.tokens - tokens, tokens, record) for tokens, record in zip(left, records, strict=True)]
+        length = self._stage.own_end or self._stage.tokens
+        calls = [Charged(length - tokens, tokens, record) for tokens, record in zip(left, records, strict=True)]
+        if self._stage.own_end is not None and any(map(may_have_ended, calls)):
+            return untold(UNSTEADY, len(ids))
         return judge_usage(calls, self._records.where, self._within_s * self._stage.speed.rate)

@@ -22,7 +22,7 @@ from hangup.probe.wire import AnswerParser, LineSplitter
 
 _SO_ATTACH_FILTER = 26  # Linux
 _BODY_BYTES_MAX = 4 * 1024 * 1024
-TOKENS_PER_EVENT_MAX = 4
+TOKENS_PER_EVENT_MAX = 16  # some engines and gateways send several tokens at a time
 _TOO_LONG = (400, 413, 422)
 CUT = "the connection was closed before the answer's end"
 RATE_LIMIT = "HTTP 429"  # how `refused` begins then

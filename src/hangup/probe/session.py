@@ -34,6 +34,7 @@ _QUIET_WITH_FIGURES = 5
 _QUIET_FAILURES_MAX = 3  # a call that fails is made up for by another; so many are no chance
 _CANARIES, _CANARY_PAUSE_S = 3, 0.5  # so many must fail before the stack counts as broken
 _RATE_LIMIT_S, _RATE_LIMIT_PAUSE_S = 65.0, 5.0  # limits are mostly counted by the minute
+_OWN_ENDS = 3  # more answers to read, if one ended by itself
 _LEFT_OVER_S = 2.0  # calls without clients for which the engine computes nothing for so long are lost
 _SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
 _GROWTH = 1.5  # of memory or descriptors of the engine's process
@@ -245,7 +246,21 @@ class ProbeSession:
             self._stage.speed = self._stage.speed.counting((call.usage or 0) / max(call.events, 1))
         came = round(call.tokens(self._stage.speed.tokens_per_event))
         if came < asked * 0.8:
-            self._notes.append(f"an answer ended by itself after {came} of {asked} tokens: times may be too short")
+            await self._find_own_end(came, asked)
+
+    async def _find_own_end(self, came: int, asked: int) -> None:
+        """Read more whole answers, of an engine that ends them itself; the shortest is the one to reckon with."""
+        lengths = [came]
+        for _ in range(_OWN_ENDS):
+            (call,) = await self._stage.hold(1)
+            try:
+                await call.read_whole(self._stage.patience_s)
+            finally:
+                call.close()
+            lengths.append(round(call.tokens(self._stage.speed.tokens_per_event)))
+        self._stage.own_end = max(min(lengths), 1)
+        said = f"answers end by themselves after {min(lengths)} to {max(lengths)} of {asked} tokens"
+        self._notes.append(f"{said}: less can be told")
 
     async def _holds_back(self) -> bool:
         """Return whether full slots delay another call: if not, an echo would take everything for a stop."""

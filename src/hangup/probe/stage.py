@@ -52,6 +52,7 @@ class Stage:
         self.rest_s = rest_s  # how long an abandoned answer shall go on
         self.speed = speed
         self._long_first_token_s = long_first_token_s
+        self.own_end: int | None = None  # tokens after which answers end though they may be longer; None: they do not
 
     @property
     def tokens(self) -> int:
@@ -103,7 +104,8 @@ class Stage:
             computed = (time.monotonic() - call.sent_at - self.speed.first_token_s) * self.speed.rate
         else:
             computed = call.tokens(self.speed.tokens_per_event)
-        return max(round(self.tokens - max(computed, 0.0)), 0)
+        length = self.tokens if self.own_end is None else min(self.own_end, self.tokens)
+        return max(round(length - max(computed, 0.0)), 0)
 
     def reading_s(self, case: Case, call: ProbeConnection) -> float:
         """Return for how long the engine would still read the prompt of a call."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from hangup.probe.verdict import RAN_ON, Judgement, Ruling, untold
+from hangup.probe.verdict import RAN_ON, SURE_STOP, Judgement, Ruling, untold
 
 USAGE = "usage as the API reports it"
 _SLACK_TOKENS = 3  # an API counts tokens, the probe events; an end or a role may count as well
@@ -114,6 +114,12 @@ def judge_usage(calls: Sequence[Charged], where: str, within_tokens: float) -> J
     said = f"{sum(counts)} of {asked} tokens" if tokens is not None else "no count, but its status"
     evidence = f"{USAGE} ({where}): {said}; what it counts, not what its engine did"
     return Judgement(ruling, evidence, len(calls), ran_on, None, max(tokens, 0) if tokens is not None else None, True)
+
+
+def may_have_ended(call: Charged) -> bool:
+    """Return whether an answer that ends by itself may have done so, instead of having been stopped."""
+    tokens = call.record.tokens if call.record is not None else None
+    return tokens is not None and tokens - call.delivered > SURE_STOP * call.remaining + _SLACK_TOKENS
 
 
 def _outcome(call: Charged, within_tokens: float) -> Ruling | None:

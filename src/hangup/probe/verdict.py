@@ -10,6 +10,8 @@ from statistics import median
 FIGURES = "the engine's own figures"
 VAGUE = "asked too rarely to say whether within"
 _NOTHING = 2  # tokens: the probe counts events with text, an engine counts tokens
+UNSTEADY = "answers end by themselves, some sooner than others: too soon to tell a stop from that"
+SURE_STOP = 0.35  # of such an answer's rest; what went on for longer may have ended by itself
 _RATE_MAX = 2.0  # times as fast as measured: a machine may have become less busy
 RAN_ON = 0.8  # work that lasted for this share of the rest of its answer was not stopped: it ended by itself
 
@@ -56,6 +58,7 @@ class Trial:
     rate: float = 0.0  # tokens a second of one call, as measured before; 0: unknown
     reads: bool = False  # the engine was reading the prompts: that is work, though no token comes of it
     waits: bool = False  # the calls never had a slot: that costs nothing
+    unsteady: bool = False  # answers end by themselves, some sooner than others
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ def judge(trial: Trial, within_s: float) -> Judgement:
     lower = max(looks[idle_from - 1].asked_at - trial.lag_s, 0.0) if idle_from else 0.0
     if looks[-1].answered_at - upper < trial.settle_s:
         return untold("the engine was not watched for long enough", trial.departed)
+    if trial.unsteady and not trial.waits and _may_have_ended(trial, tokens, upper):
+        return untold(UNSTEADY, trial.departed)
     stuck = _stuck(trial, looks[:idle_from], tokens)
     ended_itself = _ended_itself(trial, looks[:idle_from], tokens, lower, upper)
     if ended_itself is None:
@@ -117,9 +122,18 @@ def judge(trial: Trial, within_s: float) -> Judgement:
     costs = trial.reads or tokens is None or tokens > _NOTHING  # work that waited and was then dropped cost nothing
     burnt = tokens if tokens is not None else _estimated(trial, upper)
     ruling = Ruling.LATE if lower > within_s and costs else Ruling.STOPPED
+    if trial.unsteady and ruling is Ruling.LATE:
+        return untold(UNSTEADY, trial.departed)
     found = Judgement(ruling, FIGURES, trial.departed, 0, upper, burnt, tokens is not None and trial.exact)
     is_vague = ruling is Ruling.STOPPED and upper > within_s and costs
     return found.with_note(f"{VAGUE} {within_s:g} s") if is_vague else found
+
+
+def _may_have_ended(trial: Trial, tokens: int | None, upper: float) -> bool:
+    """Return whether abandoned answers that end by themselves may have done so, instead of having been stopped."""
+    if tokens is not None and trial.exact:
+        return tokens > max(SURE_STOP * trial.remaining_tokens, _NOTHING)
+    return upper > SURE_STOP * trial.remaining_s
 
 
 def _tokens_after(trial: Trial, looks: Sequence[Look]) -> int | None:
