@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from hangup import __version__
 from hangup.errors import ConfigError, HangupError
-from hangup.terminal import complain
 
 if TYPE_CHECKING:
     from hangup.cli.parser import CliParser
@@ -91,16 +90,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except ConfigError as error:
         for problem in error.problems:
-            complain(f"hangup: {_readable(problem)}")
+            _complain(problem)
         return 2
     except HangupError as error:
-        complain(f"hangup: {_readable(str(error))}")
+        _complain(str(error))
         return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _complain(problem: str) -> None:
+    from hangup.terminal import complain  # noqa: PLC0415 - `hangup --version` need not load it
+
+    complain(f"hangup: {_readable(problem)}")
 
 
 def _readable(text: str) -> str:
