@@ -98,7 +98,7 @@ def test_live_streams_are_closed_when_the_budget_ends() -> None:
 @pytest.mark.parametrize(
     ("case", "answer", "said"),
     [
-        ("prefill-fin", _STREAM, "too soon"),
+        ("prefill-fin", _STREAM, "--max-calls"),
         ("queue-fin", _STREAM, "did not wait"),
         ("whole-fin", _WHOLE, "before the client could leave"),
         ("whole-fin", _BUSY, "HTTP 503"),
@@ -126,6 +126,17 @@ def test_a_connection_that_is_closed_after_each_answer_gets_no_second_call() -> 
             await stage.place(CASES["keep-alive-fin"], 1, 0)
 
     play(Closing(), ProbeBudget(), story)
+
+
+def test_a_client_leaves_sooner_if_the_engine_reads_faster_than_it_did() -> None:
+    """Reckoned with 300 s for the prompt: the first call has its token at once, the second is left in time."""
+
+    async def story(_: Caller, stage: Stage) -> None:
+        scene = await stage.place(CASES["prefill-fin"], 1, 0)
+        assert not scene.leavers[0].events
+        scene.close()
+
+    play(Engine(_STREAM, b"HTTP/1.1 200 OK\r\n"), ProbeBudget(), story)
 
 
 def test_a_prompt_that_does_not_fit_is_followed_by_a_shorter_one() -> None:
