@@ -22,6 +22,7 @@ from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.gateway.workers.asgi import HOST
+from hangup.tasks import TASKS
 
 _JOIN_LOOK_S = 0.1
 
@@ -62,10 +63,9 @@ class SharingServer(Server):
         if not self._link.up:
             self._tell(f"{self._link.failure}; this gateway serves alone until that changes")
         else:
-            adopting = asyncio.ensure_future(adopt_drains(self._link, lambda name: self.gateway.backends.drain(name, True)))
+            adopting = TASKS.start("drains", adopt_drains(self._link, lambda name: self.gateway.backends.drain(name, True)))
             while not (await asyncio.wait([adopting], timeout=_JOIN_LOOK_S))[0]:
-                self._stalls.beat()
-            await adopting
+                self._stalls.beat()  # if it failed, that is logged, and no reason not to serve
         return await super()._start_listening(sock)
 
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
