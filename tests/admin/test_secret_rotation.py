@@ -251,6 +251,23 @@ def test_an_engine_that_quotes_the_key_it_refuses(path: str) -> None:
     assert PLANTED not in "\n".join(gateway.stdout_lines + gateway.stderr_lines)
 
 
+@pytest.mark.parametrize("key", ["1", "none"])
+def test_a_placeholder_instead_of_a_key_leaves_errors_as_they_are(key: str) -> None:
+    """It is no secret, and covered everywhere it would break the answer's head, or what the engine says."""
+    body = b'{"error":{"message":"none of 11 models"}}'
+    answer = b"HTTP/1.1 404 Not Found\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    settings = "jobs = 'none'\n[[backend]]\nurl = '{url}'\napi_key_env = 'KEY'\nengine = 'openai'\n"
+    with (
+        raw_engine(lambda sock, request: sock.sendall(answer)) as engine,
+        Gateway(config=settings.format(url=engine.url), env={"KEY": key}) as gateway,
+    ):
+        request = urllib.request.Request(gateway.url + CHAT, json.dumps(BODY).encode(), {"content-type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+    with refused.value as error:
+        assert error.status == 404 and b"none of 11 models" in error.read()
+
+
 def run(*arguments: str, env: dict[str, str]) -> Any:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")} | env
     command = [sys.executable, "-m", "hangup", *arguments]

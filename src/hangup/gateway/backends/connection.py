@@ -24,6 +24,7 @@ _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
 _COPIED_BYTES_MAX = 64 * 1024  # of a body, to send in one piece with its head
+_SECRET_BYTES_MIN = 8  # a shorter key is a placeholder, such as "none" or "1", which other words and numbers contain, too
 
 
 class ResponseHandler(Protocol):
@@ -157,13 +158,13 @@ class EngineConnection(asyncio.Protocol):
                 break  # other 1xx are informational; the answer follows
         rest, self._buffer = self._buffer, b""
         self._refused = head.status >= 400
-        secret = self._owner.secret if self._refused else b""
-        if secret:  # engines quote a key that they refuse, and it is not the client's
-            hide = partial(_without, secret)
+        hides = self._refused and len(self._owner.secret) >= _SECRET_BYTES_MIN
+        if hides:  # engines quote a key that they refuse, and it is not the client's
+            hide = partial(_without, self._owner.secret)
             head, rest = read_response_head(hide(head_bytes)), hide(rest)
         feed = handler.engine_answered(self, head, rest)
         if self._handler is handler:  # it may have released the connection already
-            self._feed = (lambda data: feed(hide(data))) if secret else feed
+            self._feed = (lambda data: feed(hide(data))) if hides else feed
 
     def eof_received(self) -> bool:
         return False
