@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-frameworks test-package test-proxies test-container test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
+.PHONY: help setup compile run demo test test-engines test-torch test-frameworks test-package test-proxies test-container test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -24,6 +24,15 @@ $(VENV)/.setup: requirements/run.txt requirements/build.txt pyproject.toml
 $(VENV)/.setup-test: $(VENV)/.setup requirements/dev.txt
 	$(PIP) install --require-hashes -r requirements/dev.txt
 	touch $@
+
+# A wheel as it is released, beside the editable package: PYTHONPATH=.compiled/site puts it first.
+.compiled/.ready: $(VENV)/.setup-test hatch_build.py $(shell find src -name '*.py')
+	rm -rf .compiled
+	HANGUP_COMPILE=1 $(PIP) wheel --no-deps --no-build-isolation -w .compiled .
+	$(PIP) install --no-deps --target .compiled/site .compiled/*.whl
+	touch $@
+
+compile: .compiled/.ready  ## compile the way of a call with mypyc into .compiled/site (needs a C compiler; two minutes)
 
 run: setup  ## run the gateway on 127.0.0.1:8080; ARGS="--upstream http://127.0.0.1:8000" puts it in front of an engine
 	$(BIN)/hangup serve $(ARGS)
@@ -97,8 +106,9 @@ format: $(VENV)/.setup-test  ## format code and Markdown
 	$(BIN)/ruff format .
 	$(BIN)/python -m tools.markdown
 
-bench: $(VENV)/.setup-test  ## benchmark against nginx and other gateways; see bench/README.md
-	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
+# As released, that is compiled; PURE=1 measures the sources as they are.
+bench: $(if $(PURE),$(VENV)/.setup-test,.compiled/.ready)  ## benchmark against nginx and other gateways, compiled (PURE=1: not); see bench/README.md
+	PYTHONPATH=$(if $(PURE),,.compiled/site:)tests $(BIN)/python -m bench $(ARGS)
 
 kills: $(VENV)/.setup-test  ## kill gateways with running jobs 200 times, on a file and on PostgreSQL (apt-get install postgresql); HANGUP_KILLS=N
 	HANGUP_KILLS=$${HANGUP_KILLS:-200} POSTGRESQL_TESTS=required $(BIN)/python -m pytest -s tests/jobs/test_job_crashes.py -k "any_instant or on_a_server"

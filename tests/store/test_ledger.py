@@ -166,7 +166,7 @@ class TestFailing:
             time.sleep(0.3)
             other.execute("ROLLBACK")
         wait_until(lambda: "ledger_recovered" in logged, what="it to work")
-        assert store._thread.is_alive() and store.dropped == 0
+        assert store._writer.is_alive() and store.dropped == 0
         assert store.report(3600, "tenant")["total"]["calls"] == 2
         assert logged == ["ledger_failed", "ledger_recovered"]
         store.close()
@@ -214,7 +214,7 @@ class TestFailing:
         store.add_computed("b", 10**400)
         book(store)
         assert store.report(3600, "tenant")["total"]["calls"] == 2
-        assert store._thread.is_alive()
+        assert store._writer.is_alive()
         store.close()
 
     def test_what_was_never_written_is_counted(self, tmp_path: Path) -> None:
@@ -437,5 +437,5 @@ def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(mon
     assert store.dropped == 1, "the one that nobody writes any more"
     assert lost == [{"calls": 1, "in_doubt": 1}]
     disk_works.set()
-    store._thread.join(60)
+    store._writer.join(60)
     file_of(store).close()  # which `close` left open for the thread

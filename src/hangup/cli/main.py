@@ -61,11 +61,18 @@ documentation: `hangup docs`, or https://github.com/hangup-dev/hangup/tree/main/
 """
 
 
+def _version() -> str:
+    """Return the version, and whether this is a compiled wheel: reports of faults need both."""
+    core = os.path.join(os.path.dirname(os.path.dirname(__file__)), "core")  # noqa: PTH118, PTH120 - pathlib is not loaded yet
+    compiled = any(name.startswith("call.") and not name.endswith(".py") for name in os.listdir(core))  # noqa: PTH208
+    return f"hangup {__version__}{' (compiled)' if compiled else ''}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     given = sys.argv[1:] if argv is None else list(argv)
     if given == ["--version"]:  # without the parser, which loads every command
-        print(f"hangup {__version__}")
+        print(_version())
         return 0
     if given and not given[0].startswith("-") and given[0] not in COMMANDS:  # without the parser, for the same reason
         from hangup.cli.parser import did_you_mean  # noqa: PLC0415 - `hangup --version` need not load it
@@ -136,7 +143,7 @@ def make_parser(command: str | None = None, *, load: bool = True) -> CliParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"hangup {__version__}")
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", action=_Commands)
     if not load:
         for name in COMMANDS:

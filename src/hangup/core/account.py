@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from hangup.core.call import Call
 from hangup.core.ledger import delivered
 from hangup.core.reasons import Outcome
 
 # Python 3.11 takes as long for a member of an enum as for a function call.
-_COMPLETED, _ENGINE_REFUSED = Outcome.COMPLETED, Outcome.ENGINE_REFUSED
-ZOMBIE = "zombie"  # the cause for tokens that no call's end explains
+_COMPLETED: Final = Outcome.COMPLETED
+_ENGINE_REFUSED: Final = Outcome.ENGINE_REFUSED
+ZOMBIE: Final = "zombie"  # the cause for tokens that no call's end explains
 # Outcomes that spare the engine the rest of an answer.
-_SPARING = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED, Outcome.DRAINED])
+_SPARING: Final = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED, Outcome.DRAINED])
 
 
 class Price(NamedTuple):
@@ -26,7 +27,7 @@ class Price(NamedTuple):
         return engine_s / 3600 * self.per_hour + tokens / 1e6 * self.per_million_tokens
 
 
-FREE = Price()
+FREE: Final = Price()
 
 
 @dataclass(slots=True)

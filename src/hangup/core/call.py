@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hangup.core import reasons
 from hangup.core.reaper.pending_stops import PendingStop, StopState
@@ -71,15 +71,25 @@ class CallTimeLimits(NamedTuple):
     client_read_s: float = math.inf
 
 
-UNLIMITED = CallTimeLimits()
-DETAIL_CHARS_MAX = 2000  # of `detail`: it may quote an engine, and calls are kept after their end
-_STATES = list(StopState)
+UNLIMITED: Final = CallTimeLimits()
+DETAIL_CHARS_MAX: Final = 2000  # of `detail`: it may quote an engine, and calls are kept after their end
+_STATES: Final = list(StopState)
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-RECEIVING, WAITING, SENT, ANSWERING, ENDED = Phase
-_NOTHING, _STATUS, _ERROR_EVENT, FINISH = Tell
-_NO_ENGINE, _KEEP, ABORT = EngineAction
-_COMPLETED, _CLIENT_GONE = Outcome.COMPLETED, Outcome.CLIENT_GONE
-_STOPPED = {
+RECEIVING: Final = Phase.RECEIVING
+WAITING: Final = Phase.WAITING
+SENT: Final = Phase.SENT
+ANSWERING: Final = Phase.ANSWERING
+ENDED: Final = Phase.ENDED
+_NOTHING: Final = Tell.NOTHING
+_STATUS: Final = Tell.STATUS
+_ERROR_EVENT: Final = Tell.ERROR_EVENT
+FINISH: Final = Tell.FINISH
+_NO_ENGINE: Final = EngineAction.NONE
+_KEEP: Final = EngineAction.KEEP
+ABORT: Final = EngineAction.ABORT
+_COMPLETED: Final = Outcome.COMPLETED
+_CLIENT_GONE: Final = Outcome.CLIENT_GONE
+_STOPPED: Final = {
     None: True,
     StopState.VERIFIED: True,
     StopState.RESTARTED: True,
@@ -89,7 +99,7 @@ _STOPPED = {
 }
 
 
-DELIVERED = Ending(reasons.COMPLETED, "", FINISH, _KEEP)  # how most calls end
+DELIVERED: Final = Ending(reasons.COMPLETED, "", FINISH, _KEEP)  # how most calls end
 
 
 class Call:

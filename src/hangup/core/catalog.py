@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-_FOUND_MAX = 4096  # results to cache; bounded because names come from clients
-_REFUSED_MAX = 1024
-_SETS_MAX = 1024  # sets of backends to remember
-_NEAREST = 3
-_NAME_CHARS_MAX = 300  # no suggestions for longer names
+_FOUND_MAX: Final = 4096  # results to cache; bounded because names come from clients
+_REFUSED_MAX: Final = 1024
+_SETS_MAX: Final = 1024  # sets of backends to remember
+_NEAREST: Final = 3
+_NAME_CHARS_MAX: Final = 300  # no suggestions for longer names
 
 
 @dataclass(frozen=True, slots=True)

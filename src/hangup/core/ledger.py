@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from hangup.core.call import Call
 from hangup.core.histogram import SECONDS, TOKENS, Histogram
 from hangup.core.reasons import Outcome, Reason
 
-OTHER = "other"  # stands for all names beyond the bound
+OTHER: Final = "other"  # stands for all names beyond the bound
 LABEL_SETS_MAX, HISTOGRAMS_MAX = 1000, 64
 
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_COMPLETED, _REFUSED, _CAP, _ENGINE_REFUSED = Outcome.COMPLETED, Outcome.REFUSED, Outcome.CAP, Outcome.ENGINE_REFUSED
+_COMPLETED: Final = Outcome.COMPLETED
+_REFUSED: Final = Outcome.REFUSED
+_CAP: Final = Outcome.CAP
+_ENGINE_REFUSED: Final = Outcome.ENGINE_REFUSED
 
 
 class Labels(NamedTuple):

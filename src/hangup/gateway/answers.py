@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import orjson
 
@@ -15,15 +15,15 @@ from hangup.gateway.http.answer import date_line, encode_headers, status_line
 from hangup.gateway.http.head import HOP_BY_HOP, Headers, ResponseHead
 
 # Headers of the engine that concern only its connection with the gateway, or that the gateway sets itself.
-_NOT_RELAYED = HOP_BY_HOP | {
+_NOT_RELAYED: Final = HOP_BY_HOP | {
     b"content-length",
     b"set-cookie",
     b"set-cookie2",
     b"x-request-id",
     b"alt-svc",
 }
-_NOT_RELAYED_ON_STREAMS = _NOT_RELAYED | {b"cache-control", b"x-accel-buffering"}
-_NOT_RELAYED_ON_WHOLE = _NOT_RELAYED_ON_STREAMS | {b"content-type"}
+_NOT_RELAYED_ON_STREAMS: Final = _NOT_RELAYED | {b"cache-control", b"x-accel-buffering"}
+_NOT_RELAYED_ON_WHOLE: Final = _NOT_RELAYED_ON_STREAMS | {b"content-type"}
 _STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
 _JSON: Headers = [(b"content-type", b"application/json")]
 _NO_HEADERS: Headers = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from hangup.config import BackendLimits, BackendSettings
 from hangup.core.admission import BackendLoad, HealthEvent
@@ -16,7 +16,7 @@ from hangup.gateway.backends.pool import Dial
 from hangup.gateway.log import Log
 from hangup.tasks import TASKS
 
-_ANSWERED = HealthEvent.ANSWERED  # Python 3.11 takes as long for a member of an enum as for a function call
+_ANSWERED: Final = HealthEvent.ANSWERED  # Python 3.11 takes as long for a member of an enum as for a function call
 
 
 class BackendEvents(NamedTuple):

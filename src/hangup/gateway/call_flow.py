@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -59,7 +60,7 @@ from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import TASKS
 
-_MODEL_ATTEMPTS_MAX = 4  # backends to try, one after the other, while they answer that they do not know the model
+_MODEL_ATTEMPTS_MAX: Final = 4  # backends to try, one after the other, while they answer that they do not know the model
 
 
 class CallFlow(ClientRequest):

@@ -10,13 +10,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from hangup.core.call import Call
 from hangup.core.reaper import PendingStop, StopState
 from hangup.gateway.log import Log, after_the_end
 
-_SLICE_S = 0.005  # of CPU time, in one turn of the event loop: many calls may have ended at once
+_SLICE_S: Final = 0.005  # of CPU time, in one turn of the event loop: many calls may have ended at once
 
 
 class CallLines:

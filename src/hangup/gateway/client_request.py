@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -36,7 +37,9 @@ from hangup.gateway.routing import Routing
 from hangup.gateway.stopping import Attempt, Stopping
 from hangup.gateway.uploads import Uploads
 
-_NO_ENGINE = frozenset([reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])  # answered like a refusal, with `retry-after`
+_NO_ENGINE: Final = frozenset(
+    [reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED]
+)  # answered like a refusal, with `retry-after`
 
 
 @dataclass(frozen=True, slots=True)

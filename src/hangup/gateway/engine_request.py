@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from hangup.config import CallLimits
 from hangup.core import reasons
@@ -33,7 +33,7 @@ from hangup.gateway.stopping import Attempt
 from hangup.gateway.trace_attributes import request_attributes
 
 # Another backend may answer instead. 501 and 505 are missing, because they are about the request itself.
-FAILED_STATUSES = frozenset([500, 502, 503, 504])
+FAILED_STATUSES: Final = frozenset([500, 502, 503, 504])
 _NO_VALUE: Json = {}
 
 
@@ -271,7 +271,9 @@ class GenerationRequest(EngineRequest):
         return self._pass(sink, head, decoder, has_events=has_events, api=api if head.status == 200 else None)
 
 
-NO_ENGINE_REQUEST = EngineRequest(UNKNOWN, RequestHead(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", count_max=1, url_bytes_max=1), b"")
+NO_ENGINE_REQUEST: Final = EngineRequest(
+    UNKNOWN, RequestHead(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", count_max=1, url_bytes_max=1), b""
+)
 
 
 def read_request(

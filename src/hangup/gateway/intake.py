@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from typing import Final
 
 from hangup.config import TrafficLimits
 from hangup.core import reasons
@@ -27,7 +28,7 @@ from hangup.gateway.registry import ClientConnections
 from hangup.gateway.request_policy import IncomingRequest, allowed_methods
 from hangup.gateway.tracing import TRACEPARENT
 
-_UNREADABLE = RequestHead(b"GET / HTTP/1.1\r\nhost: unknown\r\n\r\n", count_max=1, url_bytes_max=1)
+_UNREADABLE: Final = RequestHead(b"GET / HTTP/1.1\r\nhost: unknown\r\n\r\n", count_max=1, url_bytes_max=1)
 
 
 class Intake(ClientConnections):

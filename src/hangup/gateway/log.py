@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -27,10 +27,10 @@ from hangup.gateway.log_text import LogText
 from hangup.tasks import TASKS
 from hangup.terminal import is_coloured
 
-_FLUSH_S = 0.05
-_CLOSE_S = 2.0  # for the last lines
+_FLUSH_S: Final = 0.05
+_CLOSE_S: Final = 2.0  # for the last lines
 # What happened to backends, and what operators did: the dashboard lists these.
-_LISTED = frozenset(
+_LISTED: Final = frozenset(
     [
         "backend_changed",
         "call_killed",
@@ -60,7 +60,7 @@ class Log:
         self._torn = False  # True if the last write ended in the middle of a line
         self._out: RawIOBase | None = None
         self._closes_out = target != "-"
-        self._thread: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         self._text: LogText | None = None  # None: JSON
         self._begun = threading.Event()
         if target != "none":
@@ -72,7 +72,7 @@ class Log:
                 self._text = LogText(self._out.fileno(), is_coloured(self._out))
             else:
                 self._begun.set()
-            self._thread = TASKS.thread("log", self._write_lines)
+            self._writer = TASKS.thread("log", self._write_lines)
 
     @property
     def for_people(self) -> bool:
@@ -133,8 +133,8 @@ class Log:
         self._closing = True
         self._begun.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=min(within_s, _CLOSE_S))
+        if self._writer is not None:
+            self._writer.join(timeout=min(within_s, _CLOSE_S))
         if self._out is not None and self._closes_out:
             self._out.close()
 
@@ -290,13 +290,13 @@ def after_the_end(call: Call) -> dict[str, Any]:
 
 # The line of a call that had every step once and ended with its engine's answer: `call_record` as a template. A table of thirty
 # fields for each call was a twentieth of a small request's cost.
-_USUAL_LINE = (
+_USUAL_LINE: Final = (
     b'{"time":"%b","event":"call_ended","id":%b,"trace_id":null,%b,"engine_id":%b,"attempts":%d,%b,"detail":null,"status":%d,'
     b'"received_s":%.6f,"sent_s":%.6f,"first_byte_s":%.6f,"first_token_s":%.6f,"total_s":%.6f,'
     b'"tokens_in":%b,"tokens_out":%d,"tokens_exact":%b,"bytes_in":%d,'
     b'"release":null,"tokens_after_hangup":0,"tokens_after_exact":true}\n'
 )
-_NAMES_MAX = 1024
+_NAMES_MAX: Final = 1024
 _names: dict[tuple[object, ...], bytes] = {}  # the encoded fields that many calls share
 
 

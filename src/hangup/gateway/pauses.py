@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
 from hangup.core.admission import BackendLoad
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.rate_limits import come_back_s, spent_s
 from hangup.gateway.http.head import ResponseHead
 
-_SHORT_S = 2.0
+_SHORT_S: Final = 2.0
 
 
 class BackendPauses:

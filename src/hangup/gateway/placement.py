@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from hangup.config import AdmissionLimits
 from hangup.core.admission import Action, Admission, BackendLoad, TenantTerms, Ticket
@@ -24,7 +24,8 @@ from hangup.gateway.http.head import Headers, ResponseHead
 from hangup.gateway.pauses import BackendPauses, worth_waiting
 
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_COMPLETED, _CLIENT_GONE = Outcome.COMPLETED, Outcome.CLIENT_GONE
+_COMPLETED: Final = Outcome.COMPLETED
+_CLIENT_GONE: Final = Outcome.CLIENT_GONE
 BackendNames = frozenset[str] | None  # names of the backends that can answer a call; None: any
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from hangup.config import TrafficLimits
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.gateway.client.connection import ClientConnection
 
-TURNED_AWAY_MAX = 32  # connections beyond connections_max that get an error answer; any more are cut
+TURNED_AWAY_MAX: Final = 32  # connections beyond connections_max that get an error answer; any more are cut
 
 
 class Endable(Protocol):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Container, Iterable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Final
 
 from hangup.config import RequestLimits, ServingLimits, Settings, TenantSettings
 from hangup.core import reasons
@@ -24,13 +25,13 @@ from hangup.gateway.cors import is_preflight
 from hangup.gateway.http.head import Headers, RequestHead
 from hangup.gateway.http.hosts import is_address, is_loopback
 
-ANONYMOUS = "default"  # the tenant of all clients if no keys are configured
-_DIGITS = 24
-_AGENT_BYTES = 40  # of the user-agent
-_CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
+ANONYMOUS: Final = "default"  # the tenant of all clients if no keys are configured
+_DIGITS: Final = 24
+_AGENT_BYTES: Final = 40  # of the user-agent
+_CALL_ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_SECONDS: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 # The methods of HTTP (RFC 9110, and PATCH): if a route does not allow one of these the answer is 405; any other gets 501.
-_METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+_METHODS: Final = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 # No public name ends in one of these, so no foreign web site can have such a name.
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import orjson
@@ -29,9 +29,9 @@ from hangup.gateway.log import Log
 from hangup.gateway.placement import BackendNames
 from hangup.tasks import TASKS
 
-_NEWS_S = 1.0  # a model is refused only if the backends' lists are younger than this
-_LISTED_IN_ERROR_MAX = 10
-_LOGGED_MAX = 100  # names of a backend's models in a log line
+_NEWS_S: Final = 1.0  # a model is refused only if the backends' lists are younger than this
+_LISTED_IN_ERROR_MAX: Final = 10
+_LOGGED_MAX: Final = 100  # names of a backend's models in a log line
 Row = dict[str, Any]
 
 
@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
     home: str = ""  # the backend that stores the response that the call continues
 
 
-NOTHING_WANTED = Wanted()
+NOTHING_WANTED: Final = Wanted()
 wanted_of = lru_cache(1024)(Wanted)  # most calls want the same as others
 
 

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from hangup.core.admission import Ticket
@@ -28,8 +29,8 @@ from hangup.gateway.placement import Placed, Placement
 from hangup.gateway.reaper import Peers, Reaper
 from hangup.gateway.stuck_calls import InEngine, Waits
 
-_LOOK_PAUSE = 20  # after a look at all live calls, in terms of the CPU time that it took,
-_LOOK_PAUSE_S_MAX = 0.5  # and at most this
+_LOOK_PAUSE: Final = 20  # after a look at all live calls, in terms of the CPU time that it took,
+_LOOK_PAUSE_S_MAX: Final = 0.5  # and at most this
 
 
 class Attempt:

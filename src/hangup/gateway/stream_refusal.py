@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from hangup.errors import WireError
 from hangup.gateway.backends.connection import EngineConnection, body_decoder
@@ -11,9 +11,9 @@ from hangup.gateway.http.body import UntilClose
 from hangup.gateway.http.head import ResponseHead
 
 # Statuses with which engines refuse a request that they cannot serve.
-STATUSES = frozenset([400, 422, 501])
-_NOT_IMPLEMENTED = 501  # may always be about the stream
-_KEPT_BYTES_MAX = 64 * 1024
+STATUSES: Final = frozenset([400, 422, 501])
+_NOT_IMPLEMENTED: Final = 501  # may always be about the stream
+_KEPT_BYTES_MAX: Final = 64 * 1024
 
 
 class RefusedCall(Protocol):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from hangup.core.call import Call
 from hangup.gateway.apis.base import Json
 
-_TEXT_MAX = 200
-_LIST_MAX = 32
-_NUMBER_MAX = 1 << 63  # a client may send anything: no collector takes larger integers, and no float takes 400 digits
+_TEXT_MAX: Final = 200
+_LIST_MAX: Final = 32
+_NUMBER_MAX: Final = 1 << 63  # a client may send anything: no collector takes larger integers, and no float takes 400 digits
 # Attribute, and the fields that have it, in the APIs that hangup speaks.
-_NUMBERS = {
+_NUMBERS: Final = {
     "gen_ai.request.temperature": ("temperature",),
     "gen_ai.request.top_p": ("top_p",),
     "gen_ai.request.top_k": ("top_k",),
     "gen_ai.request.frequency_penalty": ("frequency_penalty",),
     "gen_ai.request.presence_penalty": ("presence_penalty",),
 }
-_WHOLE_NUMBERS = {
+_WHOLE_NUMBERS: Final = {
     "gen_ai.request.max_tokens": ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "max_new_tokens"),
     "gen_ai.request.seed": ("seed",),
 }

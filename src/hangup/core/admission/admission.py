@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple
+from typing import Final, Generic, NamedTuple
 
 from hangup.config import AdmissionLimits
 from hangup.core import reasons
@@ -32,13 +32,13 @@ from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import K, Ticket
 from hangup.core.reasons import Reason
 
-_OUTPUT_WEIGHT = 2.0  # the cost of an output token, in prompt tokens
+_OUTPUT_WEIGHT: Final = 2.0  # the cost of an output token, in prompt tokens
 _RETRY_AFTER_S = (1.0, 30.0)
-_CLOSED_S = 5.0  # about how long a successful quarantine takes, and how often a backend that is down is checked
-_NOT_SERVING = frozenset([reasons.BACKENDS_UNAVAILABLE, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
-_CALM_S = 1.0  # an engine counts as open again when no call has waited for this long
-_CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call; the engine itself decides about larger ones
-_BYTES_PER_TOKEN = 4.0  # of a request body, until engines have reported token counts
+_CLOSED_S: Final = 5.0  # about how long a successful quarantine takes, and how often a backend that is down is checked
+_NOT_SERVING: Final = frozenset([reasons.BACKENDS_UNAVAILABLE, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
+_CALM_S: Final = 1.0  # an engine counts as open again when no call has waited for this long
+_CACHE_SHARE_MAX: Final = 0.5  # of an engine's cache for one call; the engine itself decides about larger ones
+_BYTES_PER_TOKEN: Final = 4.0  # of a request body, until engines have reported token counts
 
 
 class Action(NamedTuple, Generic[K]):

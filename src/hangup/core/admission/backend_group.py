@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.health import Trust
 
-_TRUSTED = Trust.TRUSTED  # Python 3.11 takes as long for a member of an enum as for a function call
-_LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
+_TRUSTED: Final = Trust.TRUSTED  # Python 3.11 takes as long for a member of an enum as for a function call
+_LAST: Final = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
 
 Entry = tuple[float, int, int, BackendLoad]  # (its load, when it was last chosen, number of the entry, the backend)
 NOT_ENTERED = (math.inf, 0)  # in place of the first two

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.health import BackendHealth
 from hangup.core.admission.limiter import Evidence, LearnedLimit
 from hangup.core.engine_time import EngineTime
 
-_SLOTS_PER_READER = 8  # without live calls, one job item may be without a first token for every this many slots
-NO_LIMIT = 10**9  # calls
-SLOTS = "slots"  # limited by its slots, as configured or as the engine reports
+_SLOTS_PER_READER: Final = 8  # without live calls, one job item may be without a first token for every this many slots
+NO_LIMIT: Final = 10**9  # calls
+SLOTS: Final = "slots"  # limited by its slots, as configured or as the engine reports
 
 
 class UnstartedCall(Protocol):

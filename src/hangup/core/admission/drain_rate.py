@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Final
 
 from hangup.core.admission.estimates import Rate
 
 BackendNames = frozenset[str] | None
-_KEPT_MAX = 256  # sets of backends to keep, including those that no call waits for any more
+_KEPT_MAX: Final = 256  # sets of backends to keep, including those that no call waits for any more
 
 
 class DrainRates:

@@ -7,16 +7,17 @@ never a reason to refuse a call.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-_MEMORY = 200.0  # observations after which older ones have faded
-_KEEP = 1 - 1 / _MEMORY
-_FRESH_S = 30.0  # an estimate without an observation for this long is not used
-_ENOUGH = 8  # observations before an estimate is used at all
-_RATE_S = 5.0  # seconds over which rates are averaged,
-_LONG = 0.8  # and the share of them after which even a few events count
-_STEP_GAIN = 0.2
-_SPREAD_GAIN = 0.05
-_FAR = 2.0  # predictions go this many times beyond the largest prompt seen
+_MEMORY: Final = 200.0  # observations after which older ones have faded
+_KEEP: Final = 1 - 1 / _MEMORY
+_FRESH_S: Final = 30.0  # an estimate without an observation for this long is not used
+_ENOUGH: Final = 8  # observations before an estimate is used at all
+_RATE_S: Final = 5.0  # seconds over which rates are averaged,
+_LONG: Final = 0.8  # and the share of them after which even a few events count
+_STEP_GAIN: Final = 0.2
+_SPREAD_GAIN: Final = 0.05
+_FAR: Final = 2.0  # predictions go this many times beyond the largest prompt seen
 
 
 class FirstTokenTime:
@@ -129,7 +130,7 @@ def _half_octave(tokens: float) -> int:
     return min(int(2 * math.log2(tokens)), 47) if tokens > 1 else 0
 
 
-_SMALL = bytes(map(_half_octave, range(2048)))  # most answers have fewer tokens
+_SMALL: Final = bytes(map(_half_octave, range(2048)))  # most answers have fewer tokens
 
 
 class Rate:

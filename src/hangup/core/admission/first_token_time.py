@@ -8,13 +8,14 @@ first-token times scatter has most of them above it without being late.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-_SAMPLES = 32  # samples to keep for each size; once there are that many,
-_LOOK = 4  # the quantile is recomputed after every this many
-_LOW = 0.25  # the quantile that counts as usual,
-_SOME = 16  # from this many samples on; before that it is the median, since the first tokens to come are the quickest
-_RISE_MAX = 1.5  # the usual time is at most this many times its best: a slowly growing load must not pass for usual
-_FORGET = 1.002  # the best fades by this factor at each recomputation
+_SAMPLES: Final = 32  # samples to keep for each size; once there are that many,
+_LOOK: Final = 4  # the quantile is recomputed after every this many
+_LOW: Final = 0.25  # the quantile that counts as usual,
+_SOME: Final = 16  # from this many samples on; before that it is the median, since the first tokens to come are the quickest
+_RISE_MAX: Final = 1.5  # the usual time is at most this many times its best: a slowly growing load must not pass for usual
+_FORGET: Final = 1.002  # the best fades by this factor at each recomputation
 
 
 class FirstTokenTimes:

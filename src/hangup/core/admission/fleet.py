@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from hangup.core.admission.backend_group import NOT_ENTERED, BackendGroup, Entry, order
 from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
@@ -17,14 +18,14 @@ from hangup.core.admission.limiter import SPARE, Evidence
 from hangup.core.admission.tenant_queue import NOBODY
 from hangup.core.admission.ticket import K, Ticket
 
-_LOOK_PAST = 4  # backends without enough cache to skip before giving up
-_CAPACITY_S = 0.05  # how old the sum of all capacities may be, if there are
-_FEW = 16  # this many backends or more
-_NONE = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
-_AT_ONCE_S = 0.001  # from the first token to the end of an answer that came in one piece
-_SCANNED_MAX = 8  # so few eligible backends need no group: they are compared one by one
-_GROUPS_MAX = 16  # each load that changes must be entered into all groups that it is in
-_GROUP_KEPT_S = 1.0  # at least, so that more sets than groups do not make and drop groups all the time
+_LOOK_PAST: Final = 4  # backends without enough cache to skip before giving up
+_CAPACITY_S: Final = 0.05  # how old the sum of all capacities may be, if there are
+_FEW: Final = 16  # this many backends or more
+_NONE: Final = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
+_AT_ONCE_S: Final = 0.001  # from the first token to the end of an answer that came in one piece
+_SCANNED_MAX: Final = 8  # so few eligible backends need no group: they are compared one by one
+_GROUPS_MAX: Final = 16  # each load that changes must be entered into all groups that it is in
+_GROUP_KEPT_S: Final = 1.0  # at least, so that more sets than groups do not make and drop groups all the time
 
 
 class Fleet:

@@ -4,6 +4,7 @@ answer takes."""
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.fleet import Fleet
@@ -11,8 +12,8 @@ from hangup.core.admission.tenants import Tenant
 from hangup.core.admission.ticket import K, Ticket
 
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how likely a whole answer must be to come in time, on an idle and on a full backend
-_FORESIGHT_S = 300.0  # no predictions beyond this: the time limits apply there
-_PATIENCE_GAIN = 0.02
+_FORESIGHT_S: Final = 300.0  # no predictions beyond this: the time limits apply there
+_PATIENCE_GAIN: Final = 0.02
 
 
 class Foresight:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 
 class Reach(StrEnum):
@@ -112,7 +113,7 @@ TRUST: Mapping[HealthEvent, Mapping[Trust, Trust]] = {
     HealthEvent.QUARANTINED: dict.fromkeys(Trust, Trust.QUARANTINED),
     HealthEvent.TAKEN_BACK: dict.fromkeys(Trust, Trust.TRUSTED),
 }
-_EVENTS_TO = {  # from any state
+_EVENTS_TO: Final = {  # from any state
     Trust.TRUSTED: (HealthEvent.TAKEN_BACK,),
     Trust.SUSPECTED: (HealthEvent.TAKEN_BACK, HealthEvent.GRACE_OVER),
     Trust.DEGRADED: (HealthEvent.TAKEN_BACK, HealthEvent.FOUND_ZOMBIE),
@@ -135,7 +136,8 @@ LISTING: Mapping[HealthEvent, Mapping[DnsListing, DnsListing]] = {
 
 
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_ANSWERED, _UP = HealthEvent.ANSWERED, Reach.UP
+_ANSWERED: Final = HealthEvent.ANSWERED
+_UP: Final = Reach.UP
 
 
 class BackendHealth:

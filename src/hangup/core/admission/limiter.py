@@ -24,39 +24,40 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import Final
 
 from hangup.core.admission.estimates import Peak
 from hangup.core.admission.first_token_time import FirstTokenTimes
 
-SPARE = 2
-COLD_MAX = 1024  # calls at a time for an engine that has not sent a single first token
-LATE_BY = 2.5  # a first token is late after this many times the usual time,
-LATE_S = 0.05  # plus this
+SPARE: Final = 2
+COLD_MAX: Final = 1024  # calls at a time for an engine that has not sent a single first token
+LATE_BY: Final = 2.5  # a first token is late after this many times the usual time,
+LATE_S: Final = 0.05  # plus this
 _EASY_BY, _EASY_S = 1.5, 0.025  # a first token within this allows one more call
 _LATE_SHARE = (0.4, 0.6)  # share of late first tokens: below 0.4 the engine does not queue, above 0.6 it does
-_FREE_SHARE = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
-_ENOUGH = 4  # first tokens before late ones count as evidence
-_MANY = 4  # the test whether fewer calls help needs at least this many calls without a first token,
-_FEW = 3  # and this many first tokens of calls that had at most half as many ahead;
-_AS_LATE = 0.8  # if those took at least this share of the time, fewer calls do not help
+_FREE_SHARE: Final = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
+_ENOUGH: Final = 4  # first tokens before late ones count as evidence
+_MANY: Final = 4  # the test whether fewer calls help needs at least this many calls without a first token,
+_FEW: Final = 3  # and this many first tokens of calls that had at most half as many ahead;
+_AS_LATE: Final = 0.8  # if those took at least this share of the time, fewer calls do not help
 _USUAL_GAIN = (0.1, 0.5)  # how fast `_reads_s` follows, upward and downward
-_LEARN_S = 0.001  # while none is late, one first token in this time is enough to learn from,
-_SETTLED = 64  # after this many
-_HARDLY_LATE = 0.001  # a share of late first tokens that counts as none
-_MEMORY = 4.0  # first tokens are counted over this many first-token times, or over a second
-_SHRINK = 0.95
-_GROW = 0.02
-_HELPED = 0.9  # with `_SHRUNK` of the calls, steps must take at most this share of their time, or shrinking is undone
-_SHRUNK = 0.7
-_RAN_S = 600.0  # how long to remember how many calls ran at a time
+_LEARN_S: Final = 0.001  # while none is late, one first token in this time is enough to learn from,
+_SETTLED: Final = 64  # after this many
+_HARDLY_LATE: Final = 0.001  # a share of late first tokens that counts as none
+_MEMORY: Final = 4.0  # first tokens are counted over this many first-token times, or over a second
+_SHRINK: Final = 0.95
+_GROW: Final = 0.02
+_HELPED: Final = 0.9  # with `_SHRUNK` of the calls, steps must take at most this share of their time, or shrinking is undone
+_SHRUNK: Final = 0.7
+_RAN_S: Final = 600.0  # how long to remember how many calls ran at a time
 _TRY_S = (1.0, 10.0)  # pause after a try of one more job that showed nothing; doubled each time
 _TRY_TOKENS = (4, 32)  # first tokens between two tries of one more call on a full engine; doubled each time
-_SOON_S = 0.25  # a call in the engine's queue should start within this time,
-_SOON_SHARE = 0.5  # or within this share of the usual first-token time, whichever is longer
-_SLOWER = 2.0  # times its best step time: an engine may always take that long
-_REPORTED_WAITING_MAX = SPARE  # this many calls may wait in the engine for a moment: it accepts calls between two steps
-_AFTER_REFUSAL_S = 1.0  # then one more call is tried
-_FORGET_REFUSAL_S = 60.0
+_SOON_S: Final = 0.25  # a call in the engine's queue should start within this time,
+_SOON_SHARE: Final = 0.5  # or within this share of the usual first-token time, whichever is longer
+_SLOWER: Final = 2.0  # times its best step time: an engine may always take that long
+_REPORTED_WAITING_MAX: Final = SPARE  # this many calls may wait in the engine for a moment: it accepts calls between two steps
+_AFTER_REFUSAL_S: Final = 1.0  # then one more call is tried
+_FORGET_REFUSAL_S: Final = 60.0
 
 
 class Evidence(StrEnum):
@@ -69,7 +70,7 @@ class Evidence(StrEnum):
     SLOW = "slow_steps"
 
 
-_NONE = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
+_NONE: Final = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
 
 
 class _InVain:
@@ -138,7 +139,7 @@ class LearnedLimit:
         self.step_slo_s = step_slo_s
         self.by_tokens = True  # whether late first tokens are evidence; not for hosted APIs
         self.queues = _NONE  # LATE or WAITING while calls without a first token are bounded
-        self.unstarted_max: float = COLD_MAX
+        self.unstarted_max = float(COLD_MAX)
         self.unlimited = False  # it gets every call: the common case, which must cost almost nothing
         self.refused_max = math.inf  # the most calls at a time, by its refusals,
         self.slow_max = math.inf  # and by its step time
@@ -274,7 +275,7 @@ class LearnedLimit:
     def _bound(self) -> None:
         if self.queues is not _NONE:
             self.unlimited = False
-            self.unstarted_max = SPARE + int(self._reading())
+            self.unstarted_max = float(SPARE + int(self._reading()))
         elif not self.unlimited:
             self.unstarted_max = math.inf if self._seen or not self.by_tokens else COLD_MAX
             self.unlimited = self.unstarted_max == self.refused_max == self.slow_max == math.inf

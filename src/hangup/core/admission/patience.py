@@ -8,18 +8,19 @@ as a cliff, however few of them ever had to wait that long, and people who leave
 from __future__ import annotations
 
 import math
+from typing import Final
 
-_FIRST_S = 0.05  # where the first bin ends
-_BINS_PER_OCTAVE = 16
-_BINS = 15 * _BINS_PER_OCTAVE  # up to about half an hour
-_ENOUGH = 6  # departures before anything is concluded
-_ENOUGH_ALIKE = 3  # departures from whole streams, if they happen when clients without a first token leave, too
-_STAY_SHARE = 0.1  # if a smaller share than this waited longer, the curve ends there
-_CLIFF = 1.25  # if all leave within this factor of time, it is a timeout: then its start counts
-_ALIKE = 1.1
-_LEAST_S = 1.0  # a client that leaves sooner did not lose patience
-_MEMORY = 400.0  # calls after which older ones have faded by half
-_RECOMPUTE_S = 0.25  # the curve is redrawn this often: that costs more than counting a call
+_FIRST_S: Final = 0.05  # where the first bin ends
+_BINS_PER_OCTAVE: Final = 16
+_BINS: Final = 15 * _BINS_PER_OCTAVE  # up to about half an hour
+_ENOUGH: Final = 6  # departures before anything is concluded
+_ENOUGH_ALIKE: Final = 3  # departures from whole streams, if they happen when clients without a first token leave, too
+_STAY_SHARE: Final = 0.1  # if a smaller share than this waited longer, the curve ends there
+_CLIFF: Final = 1.25  # if all leave within this factor of time, it is a timeout: then its start counts
+_ALIKE: Final = 1.1
+_LEAST_S: Final = 1.0  # a client that leaves sooner did not lose patience
+_MEMORY: Final = 400.0  # calls after which older ones have faded by half
+_RECOMPUTE_S: Final = 0.25  # the curve is redrawn this often: that costs more than counting a call
 
 
 class Patience:

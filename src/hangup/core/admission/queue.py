@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator, Set
-from typing import Generic
+from typing import Final, Generic
 
 from hangup.core.admission.drain_rate import overlap
 from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, QueueGroup
@@ -23,8 +23,8 @@ from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import K, Ticket
 
 _ANY: frozenset[frozenset[str] | None] = frozenset([None])
-_PATIENCE_SHARE = 0.25  # of a client's patience: for that long, calls go in order
-_AHEAD_MAX = 50_000.0  # tokens by weight: what other processes served puts a tenant this far behind its turn at most
+_PATIENCE_SHARE: Final = 0.25  # of a client's patience: for that long, calls go in order
+_AHEAD_MAX: Final = 50_000.0  # tokens by weight: what other processes served puts a tenant this far behind its turn at most
 
 
 class _Lane(Generic[K]):
@@ -269,7 +269,7 @@ class Queue(Generic[K]):
         lane = self._lanes[terms.band]
         rounds = turns * lane.weight / terms.weight
         if rounds > lane.count:
-            rounds = lane.count
+            rounds = float(lane.count)
         for higher in self._lanes[: terms.band]:
             rounds += higher.count
         if newcomer.eligible is None:

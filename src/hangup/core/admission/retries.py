@@ -6,7 +6,9 @@ outage does not cut off clients whose second attempt would have succeeded.
 
 from __future__ import annotations
 
-_RESERVE = 100.0  # retries
+from typing import Final
+
+_RESERVE: Final = 100.0  # retries
 
 
 class RetryBudget:

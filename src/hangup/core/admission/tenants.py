@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Generic
+from typing import Final, Generic
 
 from hangup.config import TenantSettings
 from hangup.core.admission.estimates import Lengths
@@ -22,9 +22,9 @@ class Band(IntEnum):
     LOW = 2
 
 
-NO_LIMIT = 10**9  # calls
-_LEVEL_OUTDATED_S = 2.0  # without news, a level that others charge as well is too old
-_PREDICTED_UNKNOWN = 256  # output tokens expected of a call before anything is known
+NO_LIMIT: Final = 10**9  # calls
+_LEVEL_OUTDATED_S: Final = 2.0  # without news, a level that others charge as well is too old
+_PREDICTED_UNKNOWN: Final = 256  # output tokens expected of a call before anything is known
 
 
 @dataclass(frozen=True, slots=True)

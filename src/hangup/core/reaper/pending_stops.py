@@ -48,12 +48,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from hangup.core.reaper.engine_status import EngineStatus, Slot
 
-_STEP_S = 0.25  # the time that a step may take, beyond reading the prompt
-_DOUBTS_MAX = 3  # for so many times the time of one doubt an ended call is held, because it cannot be judged
-REMEMBERED = 256  # ended calls to remember, because one of them may turn out to be still running
+_STEP_S: Final = 0.25  # the time that a step may take, beyond reading the prompt
+_DOUBTS_MAX: Final = 3  # for so many times the time of one doubt an ended call is held, because it cannot be judged
+REMEMBERED: Final = 256  # ended calls to remember, because one of them may turn out to be still running
 
 
 class StopState(StrEnum):
@@ -250,7 +251,7 @@ class PendingStops:
         self._peaks.clear()
         self._slots.clear()
         self.orphans, self.unexplained, self.frozen_since, self._progress = 0, 0, None, ()
-        self.orphans_since, self._others_at_most = None, 0
+        self.orphans_since, self._others_at_most = None, 0.0
         return gone
 
     # Evidence
@@ -468,7 +469,7 @@ class PendingStops:
         if self.unexplained <= 0:
             self.orphans_since = None
         elif self.orphans > self._others_at_most:
-            self._others_at_most, self.orphans_since = 0, None  # another client uses this engine
+            self._others_at_most, self.orphans_since = 0.0, None  # another client uses this engine
         elif self.orphans and self.orphans_since is None:
             self.orphans_since = now
 

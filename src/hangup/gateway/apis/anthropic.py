@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Json, Usage, marks, merge
 
-_ERROR_TYPES = {
+_ERROR_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
@@ -16,7 +18,7 @@ _ERROR_TYPES = {
     504: "timeout_error",
 }
 
-_ERROR_STATUS = {kind: status for status, kind in _ERROR_TYPES.items()} | {"overloaded_error": 529}
+_ERROR_STATUS: Final = {kind: status for status, kind in _ERROR_TYPES.items()} | {"overloaded_error": 529}
 _WORK = ("content_block_start", "content_block_stop", "message_delta", "message_stop")
 
 

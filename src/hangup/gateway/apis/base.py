@@ -6,13 +6,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from hangup.config import CallLimits
 from hangup.config.schema import APIS
 from hangup.core import reasons
+from hangup.declared import Declared
 from hangup.errors import Refusal
 from hangup.gateway.http import jsonbody
 from hangup.gateway.http.sse import SSE, Format
@@ -66,7 +67,7 @@ class Cap(NamedTuple):
         return self.tokens if self.named else min(self.tokens, _PLANNED_UNNAMED)
 
 
-_PLANNED_UNNAMED = 4096
+_PLANNED_UNNAMED: Final = 4096
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ def marks(*fields: str) -> tuple[bytes, ...]:
     return tuple(f'"{field}":{space}"'.encode() for field in fields for space in ("", " "))
 
 
-class Api:
+class Api(metaclass=Declared):
     """One API. APIs with `generates` count tokens and may assemble answers."""
 
     name = ""
@@ -278,7 +279,7 @@ def _openai_type(status: int) -> str:
 
 # Checks of request fields. A wrong type is refused here, in the API's own error format, before any engine sees it.
 
-_TYPE_NAMES = {str: "a string", list: "an array", dict: "an object", bool: "true or false", int: "an integer"}
+_TYPE_NAMES: Final = {str: "a string", list: "an array", dict: "an object", bool: "true or false", int: "an integer"}
 
 
 def expect(value: Json, kinds: Mapping[str, tuple[type, ...]]) -> None:
@@ -355,7 +356,7 @@ def read_cap(caps: Caps, value: Json, limits: CallLimits, least: int) -> Cap:
 # Assembling
 
 # Fields of a delta that do not grow, although some engines repeat them; all other texts do.
-_SAID_ONCE = frozenset(["role", "id", "type", "name", "object", "model", "status", "format", "tool_call_id"])
+_SAID_ONCE: Final = frozenset(["role", "id", "type", "name", "object", "model", "status", "format", "tool_call_id"])
 
 
 def merge(into: Json, delta: Json) -> None:

@@ -7,6 +7,8 @@ engine next to nothing, so it bypasses the queue.
 
 from __future__ import annotations
 
+from typing import Final
+
 from hangup.gateway.apis.base import Api
 
 
@@ -29,11 +31,11 @@ class HealthApi(Api):
     name = "health"
 
 
-HEALTH = HealthApi()
+HEALTH: Final = HealthApi()
 _SCORE, _RERANK, _CLASSIFY = PlainApi("score", sized=True), PlainApi("rerank", sized=True), PlainApi("classify", sized=True)
-_EMBED = PlainApi("openai.embeddings", sized=True)
-_OLLAMA_EMBED = PlainApi("ollama.embed", family="ollama", sized=True)
-_OLLAMA_INFO = PlainApi("ollama.info", family="ollama", question=True)
+_EMBED: Final = PlainApi("openai.embeddings", sized=True)
+_OLLAMA_EMBED: Final = PlainApi("ollama.embed", family="ollama", sized=True)
+_OLLAMA_INFO: Final = PlainApi("ollama.info", family="ollama", question=True)
 _IMAGES, _IMAGE_FILES = PlainApi("openai.images"), PlainApi("openai.images", media=True)
 _TOKENIZE, _INFO = PlainApi("tokenize", question=True), PlainApi("engine.info", question=True)
 _POST, _GET = ("POST",), ("GET",)
@@ -94,10 +96,10 @@ PASSED: dict[str, tuple[tuple[str, ...], Api]] = {
     "/api/show": (_POST, _OLLAMA_INFO),
 }
 
-_CHANGES = "it changes the engine for all clients, or stops other clients' work"
-_SECRETS = "it shows the engine's start options, which may contain keys"
-_FIGURES = "it shows other clients' activity; hangup's own metrics are on the admin port"
-_UNCAPPED = "hangup does not know this API, so it cannot limit or count its tokens"
+_CHANGES: Final = "it changes the engine for all clients, or stops other clients' work"
+_SECRETS: Final = "it shows the engine's start options, which may contain keys"
+_FIGURES: Final = "it shows other clients' activity; hangup's own metrics are on the admin port"
+_UNCAPPED: Final = "hangup does not know this API, so it cannot limit or count its tokens"
 
 _WHY: dict[str, tuple[str, ...]] = {
     _CHANGES: (
@@ -181,7 +183,7 @@ _WHY: dict[str, tuple[str, ...]] = {
     ),
     _UNCAPPED: ("/cohere/v2/chat", "/inference/v1/generate", "/infill", "/v1/chat/completions/batch", "/vertex_generate"),
 }
-REFUSED = {path: why for why, paths in _WHY.items() for path in paths}
+REFUSED: Final = {path: why for why, paths in _WHY.items() for path in paths}
 
 
 def why_not(path: str) -> str:

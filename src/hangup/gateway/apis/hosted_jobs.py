@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -14,12 +14,12 @@ from hangup.core.jobs import ItemCounts, JobStatus, Kind
 from hangup.gateway.apis.base import Json
 from hangup.gateway.http.sse import SSE, Splitter
 
-_BASES = {Kind.BATCH: "/v1/batches", Kind.RESPONSE: "/v1/responses", Kind.MESSAGES: "/v1/messages/batches"}
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_NAME_CHARS_MAX = 1024
+_BASES: Final = {Kind.BATCH: "/v1/batches", Kind.RESPONSE: "/v1/responses", Kind.MESSAGES: "/v1/messages/batches"}
+_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME_CHARS_MAX: Final = 1024
 _UPLOADS = ("/v1/files", "/v1/messages/batches")
 # Statuses of providers' objects, including those whose names differ from ours.
-_STATUS = {
+_STATUS: Final = {
     "queued": JobStatus.RUNNING,
     "in_progress": JobStatus.RUNNING,
     "finalizing": JobStatus.RUNNING,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 _LISTS = (b'"input"', b'"documents"', b'"text_2"')  # embeddings and classification, reranking, scoring
-BYTES_MAX = 1024 * 1024  # larger bodies are not parsed: they count as one
+BYTES_MAX: Final = 1024 * 1024  # larger bodies are not parsed: they count as one
 
 
 def count(body: bytes) -> int:

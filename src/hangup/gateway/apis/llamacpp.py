@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from hangup.config import CallLimits
 from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks
 
 # It generates one token even with a maximum of 0, and continues to the end of a character.
-LATE_TOKENS = 4
+LATE_TOKENS: Final = 4
 
 
 class LlamaCppCompletion(Api):

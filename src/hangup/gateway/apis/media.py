@@ -3,15 +3,15 @@ links, which show nothing at all."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from hangup.gateway.apis.base import Json
 
-FILE_TOKENS = 1500  # roughly one image; the engine's own count corrects it
-_LEAST_BYTES = 1024  # anything smaller may as well be text
-_DEPTH_MAX = 6  # request · messages · message · content · part · image_url · url
-_MAY_HOLD_FILES = 16 * 1024  # bytes; a body of at least this size is always searched
-_FILE_PARTS = frozenset(
+FILE_TOKENS: Final = 1500  # roughly one image; the engine's own count corrects it
+_LEAST_BYTES: Final = 1024  # anything smaller may as well be text
+_DEPTH_MAX: Final = 6  # request · messages · message · content · part · image_url · url
+_MAY_HOLD_FILES: Final = 16 * 1024  # bytes; a body of at least this size is always searched
+_FILE_PARTS: Final = frozenset(
     [
         *("image_url", "video_url", "audio_url", "input_audio", "file"),  # OpenAI's chat, with vLLM's additions
         *("input_image", "input_file"),  # OpenAI's responses

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -22,15 +22,15 @@ from hangup.gateway.apis.base import (
     merge_choice,
 )
 
-DONE = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-_TOOL_CALLS_MAX = 1024
+_TOOL_CALLS_MAX: Final = 1024
 _NO_DELTA: Json = {}
-_PLAIN = frozenset(["role", "content"])
-_USAGE = EventFacts(0, last=True, moved=True, all_text=False)
-_NOTHING = EventFacts(0, last=False, moved=False, all_text=False)
-_TEXT_ALONE = EventFacts(1, last=False, moved=True, all_text=True)
-_TEXT_AND_MORE = EventFacts(1, last=False, moved=True, all_text=False)
+_PLAIN: Final = frozenset(["role", "content"])
+_USAGE: Final = EventFacts(0, last=True, moved=True, all_text=False)
+_NOTHING: Final = EventFacts(0, last=False, moved=False, all_text=False)
+_TEXT_ALONE: Final = EventFacts(1, last=False, moved=True, all_text=True)
+_TEXT_AND_MORE: Final = EventFacts(1, last=False, moved=True, all_text=False)
 # How engines report that they were aborted or failed: vLLM and SGLang, hangup's own and others.
 _ABANDONED = ("abort", "aborted", "cancelled", "canceled", "error")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Json, Usage, marks
@@ -9,7 +11,7 @@ from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Js
 _NO_WORK = (None, "response.created", "response.queued", "response.in_progress", "keepalive", "ping", "error")
 _LAST = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
-_STATUS = {"rate_limit_exceeded": 429, "invalid_prompt": 400, "invalid_request_error": 400}  # of an error, by its code
+_STATUS: Final = {"rate_limit_exceeded": 429, "invalid_prompt": 400, "invalid_request_error": 400}  # of an error, by its code
 
 
 class OpenAIResponses(Api):
@@ -118,7 +120,7 @@ class ResponsesAssembler(Assembler):
 
 
 # How to rebuild the answer of a truncated stream: for each event, the list, the index in it, and the field that grows.
-_PARTS = {
+_PARTS: Final = {
     "response.content_part.added": ("content", "content_index"),
     "response.content_part.done": ("content", "content_index"),
     "response.reasoning_summary_part.added": ("summary", "summary_index"),
@@ -130,7 +132,7 @@ _PART_DELTAS: dict[str, tuple[str, str, str, Json]] = {
     "response.reasoning_text.delta": ("content", "content_index", "text", {"type": "reasoning_text", "text": ""}),
     "response.reasoning_summary_text.delta": ("summary", "summary_index", "text", {"type": "summary_text", "text": ""}),
 }
-_ITEM_DELTAS = {
+_ITEM_DELTAS: Final = {
     "response.function_call_arguments.delta": "arguments",
     "response.mcp_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from hangup.gateway.apis.anthropic import AnthropicErrors
 from hangup.gateway.apis.base import Api
 
@@ -55,4 +57,4 @@ class JobsApi(Api):
     about_jobs = True
 
 
-ANTHROPIC_MODELS = AnthropicModelsApi()
+ANTHROPIC_MODELS: Final = AnthropicModelsApi()

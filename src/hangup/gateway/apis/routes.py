@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Final
 from urllib.parse import unquote, unquote_to_bytes
 
 from hangup.config import RouteSettings
@@ -37,8 +38,8 @@ class InvocationsApi(OpenAIChat):
     """SageMaker's single path for everything that a model does; the body decides (see `Route.api_for`)."""
 
 
-UNKNOWN = Api()  # for errors before the path is known: in OpenAI's format, which most clients can read
-_SGLANG = SglangGenerate()
+UNKNOWN: Final = Api()  # for errors before the path is known: in OpenAI's format, which most clients can read
+_SGLANG: Final = SglangGenerate()
 _CHAT, _COMPLETIONS, _INVOCATION = OpenAIChat(), OpenAICompletions(), PlainApi("invocations")
 
 

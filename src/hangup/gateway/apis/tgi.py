@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from hangup.config import CallLimits
 from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers
 
-_STREAM_PATH = "/generate_stream"
+_STREAM_PATH: Final = "/generate_stream"
 # Features of /generate that /generate_stream lacks.
 _NOT_STREAMED = ("best_of", "decoder_input_details", "top_n_tokens")
 

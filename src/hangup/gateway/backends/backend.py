@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from hangup.config import BackendLimits, BackendSettings, DiscoveredBackend, keys
 from hangup.core.admission import BackendLoad, HealthEvent
 from hangup.core.catalog import Offer
 from hangup.errors import ConfigError
-from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC, Abort, EngineAdapter, Facts, Seen, hosted
+from hangup.gateway.backends.adapters import ADAPTERS, AUTO, GENERIC, Abort, EngineAdapter, Facts, Seen, provider_of
 from hangup.gateway.backends.pool import Dial, Pool
 from hangup.gateway.backends.slots import SlotPool
 from hangup.gateway.http.head import HOP_BY_HOP, Headers, RequestHead
 
 # Client headers that are hop-by-hop, or that the gateway sets itself.
-_NOT_FORWARDED = HOP_BY_HOP | {
+_NOT_FORWARDED: Final = HOP_BY_HOP | {
     b"host",
     b"content-length",
     b"expect",
@@ -27,11 +27,11 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"x-request-timeout",
     b"x-stainless-read-timeout",
 }
-_WITH_BODY = frozenset(["POST", "PUT", "PATCH", "DELETE"])
-_KEYS = frozenset([b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
+_WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH", "DELETE"])
+_KEYS: Final = frozenset([b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
 
-_PROTOCOLS = b"sec-websocket-protocol"
-_KEY_PROTOCOL = b"openai-insecure-api-key."  # browsers cannot send a key elsewhere in a WebSocket handshake
+_PROTOCOLS: Final = b"sec-websocket-protocol"
+_KEY_PROTOCOL: Final = b"openai-insecure-api-key."  # browsers cannot send a key elsewhere in a WebSocket handshake
 
 
 class Backend:
@@ -76,7 +76,7 @@ class Backend:
         self.models_asked_at: float | None = None
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
-        adapter = (hosted(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
+        adapter = (provider_of(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
         named = settings.engine != AUTO
         self.use_adapter(adapter, Facts(can_abort=named and adapter.abort("probe") is not None))
 

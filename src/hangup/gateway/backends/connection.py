@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from hangup.errors import WireError
 from hangup.gateway.backends.loop_beats import BEATS
@@ -20,11 +20,13 @@ from hangup.gateway.http.known_heads import read_response_head
 # Within which an engine reports that it closed a connection before it read our request: by a FIN, or by an RST, which its
 # kernel sends if the request was left unread. So an RST may also come from an engine that got no CPU in between.
 _FIN_S, _RST_S = 0.25, 1.0
-_NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
+_NEWS: Final = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
-_COPIED_BYTES_MAX = 64 * 1024  # of a body, to send in one piece with its head
-_SECRET_BYTES_MIN = 8  # a shorter key is a placeholder, such as "none" or "1", which other words and numbers contain, too
+_COPIED_BYTES_MAX: Final = 64 * 1024  # of a body, to send in one piece with its head
+_SECRET_BYTES_MIN: Final = (
+    8  # a shorter key is a placeholder, such as "none" or "1", which other words and numbers contain, too
+)
 
 
 class ResponseHandler(Protocol):

@@ -7,6 +7,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 from urllib.parse import urlsplit
 
 from hangup.config import BackendSettings, DiscoveredBackend, EngineLimits
@@ -15,7 +16,7 @@ from hangup.errors import EngineFault, OutOfResources
 from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.backends.own_lack import is_own_lack
 
-_LAST_RESORT_S = 0.25  # connect timeout for an engine that counts as down
+_LAST_RESORT_S: Final = 0.25  # connect timeout for an engine that counts as down
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Final
 
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # Headers with a window's remaining budget and its reset: OpenAI's and Anthropic's names, which others have adopted.
-_WINDOWS = [
+_WINDOWS: Final = [
     (b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests"),
     (b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens"),
     (b"anthropic-ratelimit-requests-remaining", b"anthropic-ratelimit-requests-reset"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from hangup.config import ClientLimits
 from hangup.core import reasons
@@ -30,7 +30,7 @@ from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, 
 from hangup.gateway.http.head import HEAD_END, RequestHead, without_empty_lines
 from hangup.gateway.http.known_heads import read_request_head
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ClientConnection(Timed):

@@ -6,6 +6,7 @@ They are constants of this module, too, because Python 3.11 takes as long for a 
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Final
 
 
 class ConnectionState(Enum):
@@ -18,4 +19,10 @@ class ConnectionState(Enum):
     CLOSED = auto()
 
 
-IDLE, HEAD, BODY, BUSY, TUNNEL, LINGER, CLOSED = ConnectionState
+IDLE: Final = ConnectionState.IDLE
+HEAD: Final = ConnectionState.HEAD
+BODY: Final = ConnectionState.BODY
+BUSY: Final = ConnectionState.BUSY
+TUNNEL: Final = ConnectionState.TUNNEL
+LINGER: Final = ConnectionState.LINGER
+CLOSED: Final = ConnectionState.CLOSED

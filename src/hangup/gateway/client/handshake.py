@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from typing import Protocol
+from typing import Final, Protocol
 
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handlers import RequestRouter
 from hangup.tasks import Tasks
 
-_ACCEPTED_PER_TURN = 64  # then other tasks run
-_RETRY_S = 0.5  # after a failed accept, as when no file descriptors are left
+_ACCEPTED_PER_TURN: Final = 64  # then other tasks run
+_RETRY_S: Final = 0.5  # after a failed accept, as when no file descriptors are left
 
 
 class TlsOwner(RequestRouter[ClientConnection], Protocol):

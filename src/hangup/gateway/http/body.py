@@ -7,23 +7,23 @@ the bytes behind it. One strict chunk decoder serves clients and engines.
 from __future__ import annotations
 
 import re
-from typing import Protocol
+from typing import Final, Protocol
 
 from hangup.errors import WireError
 
 # Limits a size line with its extensions, or one trailer line. Both are dropped, so there is no use for long ones.
-LINE_BYTES_MAX = 1024
-TRAILER_BYTES_MAX = 8 * 1024
-LAST_CHUNK = b"0\r\n\r\n"
+LINE_BYTES_MAX: Final = 1024
+TRAILER_BYTES_MAX: Final = 8 * 1024
+LAST_CHUNK: Final = b"0\r\n\r\n"
 
-_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 # Strictly RFC 9112, except that it tolerates blanks within extensions and this does not: parsers differ about those.
-_EXTENSION = re.compile(rb'[ \t]*(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x5b\x5d-\x7e]*"))?)+' % (_TOKEN, _TOKEN))
-_TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
+_EXTENSION: Final = re.compile(rb'[ \t]*(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x5b\x5d-\x7e]*"))?)+' % (_TOKEN, _TOKEN))
+_TRAILER: Final = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
 # Size lines that the relay can look up instead of parsing. The table is fixed: no peer can fill or corrupt it.
-_KNOWN_SIZES_MAX = 4096
+_KNOWN_SIZES_MAX: Final = 4096
 KNOWN_SIZES: dict[bytes, int] = {form % size: size for form in (b"%x", b"%X") for size in range(_KNOWN_SIZES_MAX)}
 
 

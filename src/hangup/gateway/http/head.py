@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httptools
 
 from hangup.errors import WireError
 
-HEAD_END = b"\r\n\r\n"
+HEAD_END: Final = b"\r\n\r\n"
 
-_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])\r\n")
-_LONG_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{65,}+( ?)")
-_HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
-_ABSOLUTE = re.compile(rb"https?://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
-_ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
-_UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-_EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
-_BARE_LF = re.compile(rb"(?:^|[^\r])\n")
+_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])\r\n")
+_LONG_METHOD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{65,}+( ?)")
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
+_ENCODED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
+_UNRESERVED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+_EMPTY_LINES: Final = re.compile(rb"(?:\r\n)*+")
+_BARE_LF: Final = re.compile(rb"(?:^|[^\r])\n")
 # llhttp only has to read the fields, so it gets a request line that it knows.
-_ANY_REQUEST_LINE = b"POST / HTTP/1.1\r\n"
+_ANY_REQUEST_LINE: Final = b"POST / HTTP/1.1\r\n"
 # Headers that must not occur twice: two could contradict each other about who requests what.
-_SINGLE_IN_REQUESTS = frozenset(
+_SINGLE_IN_REQUESTS: Final = frozenset(
     [b"host", b"content-length", b"authorization", b"x-api-key", b"content-type", b"x-request-id", b"x-request-timeout"]
 )
-_SINGLE_IN_RESPONSES = frozenset([b"content-length"])
-HOP_BY_HOP = frozenset(
+_SINGLE_IN_RESPONSES: Final = frozenset([b"content-length"])
+HOP_BY_HOP: Final = frozenset(
     [
         b"connection",
         b"keep-alive",
@@ -46,7 +46,7 @@ HOP_BY_HOP = frozenset(
     ]
 )
 
-_NOTES_MAX = 32  # of one head: a request may go to many backends
+_NOTES_MAX: Final = 32  # of one head: a request may go to many backends
 NOT_KEPT: dict[Any, Any] = {}  # the notes of all heads that are not remembered: always empty
 _V = TypeVar("_V")
 
@@ -129,8 +129,12 @@ class RequestHead(_Head):
     path: str
     query: bytes  # with its question mark, or empty
 
-    def __init__(self, head: bytes, *, count_max: int, url_bytes_max: int) -> None:
-        """Parse a head, including the blank line; raise `WireError` with the status to refuse it with."""
+    def __init__(self, head: bytes | None, *, count_max: int = 0, url_bytes_max: int = 0) -> None:
+        """Parse a head, including the blank line; raise `WireError` with the status to refuse it with.
+
+        None makes an empty one, for `again`."""
+        if head is None:
+            return
         super().__init__()
         line = _REQUEST_LINE.match(head)
         if line is None:
@@ -161,7 +165,7 @@ class RequestHead(_Head):
 
     def again(self, content_length: int) -> RequestHead:
         """Return the same head for a body of another length."""
-        head = RequestHead.__new__(RequestHead)
+        head = RequestHead(None)
         head.headers, head.fields, head.notes = self.headers, self.fields, self.notes
         head.content_length, head.chunked, head.keep_alive = content_length, False, self.keep_alive
         head.http11, head.method, head.path, head.query = self.http11, self.method, self.path, self.query
@@ -174,8 +178,10 @@ class ResponseHead(_Head):
 
     single = _SINGLE_IN_RESPONSES
 
-    def __init__(self, head: bytes) -> None:
-        """Parse a head, including the blank line."""
+    def __init__(self, head: bytes | None) -> None:
+        """Parse a head, including the blank line; None makes an empty one, for `again`."""
+        if head is None:
+            return
         super().__init__()
         parser = httptools.HttpResponseParser(self)
         self._feed(parser, head)
@@ -192,7 +198,7 @@ class ResponseHead(_Head):
 
     def again(self, content_length: int | None) -> ResponseHead:
         """Return the same head for a body of another length."""
-        head = ResponseHead.__new__(ResponseHead)
+        head = ResponseHead(None)
         head.headers, head.fields, head.notes = self.headers, self.fields, self.notes
         head.content_length, head.chunked, head.keep_alive = content_length, self.chunked, self.keep_alive
         head.status, head.content_type, head.is_encoded = self.status, self.content_type, self.is_encoded

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import codecs
 import re
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from hangup.core import reasons
 from hangup.errors import Refusal
 
-_LEVELS_MAX = 254  # of nesting, in an engine's answer: as many as orjson writes
-DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
-_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
-_BLANKS = b" \t\r\n"
-_NO_BRACKETS = b":,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occur outside strings, apart from brackets
-_BRACKETS = b"{}[]"
-_CLOSED = re.compile(rb"-{2,}")
-_PAIR = re.compile(rb"\{-*\}|\[-*\]")  # brackets with nothing but closed pairs between them
-_COUNTED_BYTES = 256 * 1024  # at a time: another thread's turn comes between two of them
-_SPACED_BYTES = 64  # of a body: where a client puts spaces behind its colons, one of them is there
-_COMPARED_BYTES_MAX = 64 * 1024  # above this, encoding the body again costs more than counting its keys
+_LEVELS_MAX: Final = 254  # of nesting, in an engine's answer: as many as orjson writes
+DEPTH_MAX: Final = 200  # orjson reads 1024 levels and writes 254
+_COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
+_BLANKS: Final = b" \t\r\n"
+_NO_BRACKETS: Final = b":,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occur outside strings, apart from brackets
+_BRACKETS: Final = b"{}[]"
+_CLOSED: Final = re.compile(rb"-{2,}")
+_PAIR: Final = re.compile(rb"\{-*\}|\[-*\]")  # brackets with nothing but closed pairs between them
+_COUNTED_BYTES: Final = 256 * 1024  # at a time: another thread's turn comes between two of them
+_SPACED_BYTES: Final = 64  # of a body: where a client puts spaces behind its colons, one of them is there
+_COMPARED_BYTES_MAX: Final = 64 * 1024  # above this, encoding the body again costs more than counting its keys
 
 
 class _Strings:

@@ -10,11 +10,13 @@ that is not kept.
 
 from __future__ import annotations
 
+from typing import Final
+
 from hangup.gateway.http.head import RequestHead, ResponseHead
 
-_HEADS_MAX = 2048  # of each kind, so that 1,000 tenants with keys of their own fit; then all are forgotten
-_HEAD_BYTES_MAX = 2048  # longer ones are not kept
-_SEEN_MAX = 4096  # heads that came once, by their hashes
+_HEADS_MAX: Final = 2048  # of each kind, so that 1,000 tenants with keys of their own fit; then all are forgotten
+_HEAD_BYTES_MAX: Final = 2048  # longer ones are not kept
+_SEEN_MAX: Final = 4096  # heads that came once, by their hashes
 _LENGTH_NAMES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 
 _Key = tuple[bytes, bytes]  # the head before and after the body's length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from hangup.errors import EventTooLarge
 
@@ -29,11 +30,13 @@ class Format:
         return prefix + self.data_prefix + data + self.end
 
 
-SSE = Format(b"\n\n", b"text/event-stream", b"data: ")
-NDJSON = Format(b"\n", b"application/x-ndjson", b"")
+SSE: Final = Format(b"\n\n", b"text/event-stream", b"data: ")
+NDJSON: Final = Format(b"\n", b"application/x-ndjson", b"")
 
 
-_LINES = {b"%x\r" % (size + len(SSE.end)): size for size in range(1, 2048)}  # a chunk's size line, and the size of its event
+_LINES: Final = {
+    b"%x\r" % (size + len(SSE.end)): size for size in range(1, 2048)
+}  # a chunk's size line, and the size of its event
 
 
 def events_in_chunks(data: bytes) -> list[bytes] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from hangup.gateway.http.head import RequestHead
 
-_CLOSE = 0x8
+_CLOSE: Final = 0x8
 _FINAL, _OPCODE, _MASKED, _LENGTH = 0x80, 0x0F, 0x80, 0x7F
-_REASON_BYTES_MAX = 123
+_REASON_BYTES_MAX: Final = 123
 
 GOING_AWAY, POLICY, INTERNAL_ERROR = 1001, 1008, 1011
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Final
 
 from hangup.core.call import CallTimeLimits
 from hangup.core.reasons import Reason
@@ -17,7 +18,7 @@ from hangup.gateway.kinds.local import LocalRequest
 from hangup.gateway.kinds.provider import ProviderRequest
 from hangup.gateway.relay.base import Relay
 
-_HEARTBEAT = b": hangup\n\n"
+_HEARTBEAT: Final = b": hangup\n\n"
 
 
 class LiveCall(CallFlow):

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.call import UNLIMITED, Call, CallTimeLimits, Phase
@@ -29,8 +30,8 @@ from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.store.worker_thread import StoreFailed
 from hangup.tasks import TASKS
 
-_FORM_BYTES_MAX = 64 * 1024  # of a form, apart from its file
-_ALLOWED_SOMEWHERE = b"GET, HEAD, POST, DELETE, OPTIONS"
+_FORM_BYTES_MAX: Final = 64 * 1024  # of a form, apart from its file
+_ALLOWED_SOMEWHERE: Final = b"GET, HEAD, POST, DELETE, OPTIONS"
 
 
 class ServerOptions(ClientRequest):

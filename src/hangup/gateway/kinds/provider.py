@@ -7,6 +7,7 @@ jobs exist and what their status is; `jobs.provider` follows these jobs.
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -33,8 +34,8 @@ from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.stopping import Attempt
 
-_KEPT_BYTES_MAX = 1024 * 1024  # of an answer, to read the job from
-_FORM_BYTES_MAX = 64 * 1024  # of a form, apart from its file
+_KEPT_BYTES_MAX: Final = 1024 * 1024  # of an answer, to read the job from
+_FORM_BYTES_MAX: Final = 64 * 1024  # of a form, apart from its file
 
 
 def target_of(head: RequestHead) -> tuple[Target, bool]:

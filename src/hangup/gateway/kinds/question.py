@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from random import random
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.call import Call, CallTimeLimits
@@ -29,8 +30,8 @@ from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.routing import Wanted
 from hangup.gateway.stopping import Attempt
 
-_BACKENDS_MAX = 16  # asked for one answer, at most
-_RESPONSES = "/v1/responses/"
+_BACKENDS_MAX: Final = 16  # asked for one answer, at most
+_RESPONSES: Final = "/v1/responses/"
 
 
 class ForwardedRequest(CallFlow):

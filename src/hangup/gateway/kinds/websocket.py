@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.call import Call, CallTimeLimits, Ending, Tell
@@ -31,7 +32,7 @@ from hangup.gateway.relay.base import Relay
 from hangup.gateway.request_policy import IncomingRequest, is_of_other_site
 from hangup.gateway.stopping import Attempt
 
-_LOOK_S = 0.5  # between checks for a hang-up while the client is not read
+_LOOK_S: Final = 0.5  # between checks for a hang-up while the client is not read
 
 
 def check_origin(head: RequestHead, allowed: str) -> None:

@@ -8,6 +8,7 @@ no event is open (`_fast_end` is then how such a read ends); a read that does no
 from __future__ import annotations
 
 from time import monotonic
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.call import ENDED
@@ -27,9 +28,9 @@ from hangup.gateway.relay.events import (
 )
 from hangup.gateway.trace_attributes import note_answer
 
-_TOGETHER_MAX = 32  # events whose texts are joined at once
-_TOGETHER_BYTES_MAX = 64 * 1024  # a longer read is decoded and split
-_NEVER = b"\0never\0"  # no event begins with this, and no read ends with it
+_TOGETHER_MAX: Final = 32  # events whose texts are joined at once
+_TOGETHER_BYTES_MAX: Final = 64 * 1024  # a longer read is decoded and split
+_NEVER: Final = b"\0never\0"  # no event begins with this, and no read ends with it
 
 
 class AssembleRelay(Relay):

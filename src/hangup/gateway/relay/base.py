@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from hangup.config import CallLimits
 from hangup.core import reasons
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
     detail: str = ""
 
 
-WELL = Verdict(reasons.COMPLETED)
+WELL: Final = Verdict(reasons.COMPLETED)
 
 
 class Relay:

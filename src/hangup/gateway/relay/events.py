@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -23,8 +23,8 @@ def parse(data: bytes | bytearray | None) -> Json | None:
 
 
 _T = TypeVar("_T")
-_TOKENS_MAX = 1 << 40
-_FAILURE_CHARS_MAX = 500  # of an engine's error message, in the log
+_TOKENS_MAX: Final = 1 << 40
+_FAILURE_CHARS_MAX: Final = 500  # of an engine's error message, in the log
 ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import Final
 
 from hangup.core import reasons
 from hangup.core.reasons import Reason
@@ -13,8 +14,8 @@ from hangup.gateway.relay.base import Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import abandoned_reason, error_text, failure_of, failure_text, note_usage, parse, usage_of
 from hangup.gateway.trace_attributes import note_answer
 
-_ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that becomes an event
-_JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, to read its usage
+_ERROR_KEPT_BYTES_MAX: Final = 64 * 1024  # of an error that becomes an event
+_JSON_KEPT_BYTES_MAX: Final = 256 * 1024  # of a plain answer, to read its usage
 
 
 class PassRelay(Relay):

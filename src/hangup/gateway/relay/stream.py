@@ -41,6 +41,7 @@ Invariants between any two reads:
 from __future__ import annotations
 
 from time import monotonic
+from typing import Final
 
 from hangup.core import reasons
 from hangup.errors import EventTooLarge
@@ -58,8 +59,8 @@ from hangup.gateway.relay.events import (
 )
 from hangup.gateway.trace_attributes import note_answer
 
-_NEVER = b"\0never\0"  # no read ends with this
-_QUOTE = ord('"')
+_NEVER: Final = b"\0never\0"  # no read ends with this
+_QUOTE: Final = ord('"')
 
 
 class StreamRelay(Relay):

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
@@ -29,32 +29,32 @@ from hangup.tasks import TASKS
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
 _Counts = dict[str, list[tuple[int, str, int]]]  # by table: minute, backend, tokens
 T = TypeVar("T")
-_MODELS_MAX = 1000  # clients choose model names: names beyond this limit, within an hour, are summed as `_OTHER`
-_UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: invented names must not displace real ones
-_MODEL_CHARS_MAX = 200
-_OTHER = "(other)"
+_MODELS_MAX: Final = 1000  # clients choose model names: names beyond this limit, within an hour, are summed as `_OTHER`
+_UNSERVED_MODELS_MAX: Final = 100  # the limit for names that no engine has served: invented names must not displace real ones
+_MODEL_CHARS_MAX: Final = 200
+_OTHER: Final = "(other)"
 # A transaction that takes this long, which is longer than any wait for a lock, has a disk that hangs: reports and the end of
 # the process go on without it.
-_HANGING_S = 5.0
-_CLOSE_S = 10.0  # for the last write, while another process holds the lock, unless the caller has less time
-_END_S = 0.5  # for the thread to end after its last attempt
-_LOCK_PAUSE_S = 0.05  # between attempts, for a lock that SQLite does not wait for itself
+_HANGING_S: Final = 5.0
+_CLOSE_S: Final = 10.0  # for the last write, while another process holds the lock, unless the caller has less time
+_END_S: Final = 0.5  # for the thread to end after its last attempt
+_LOCK_PAUSE_S: Final = 0.05  # between attempts, for a lock that SQLite does not wait for itself
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
-_DELETED_MINUTES = 1440  # deleted per transaction
-_COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
-_EXACT_MAX = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
-_INSERT_SPENT = (
+_DELETED_MINUTES: Final = 1440  # deleted per transaction
+_COUNTS_WAITING_MAX: Final = 10_000  # engine counts held in memory while the file cannot be written
+_EXACT_MAX: Final = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
+_INSERT_SPENT: Final = (
     f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
     f" ON CONFLICT (minute, {', '.join(GROUPS)})"
     f" DO UPDATE SET {', '.join(f'{name} = spent.{name} + excluded.{name}' for name in SUMS)}"
 )
-_MINUTES = """
+_MINUTES: Final = """
 SELECT min(first), max(last) FROM (
     SELECT min(minute) AS first, max(minute) AS last FROM spent
     UNION ALL SELECT min(minute), max(minute) FROM computed
     UNION ALL SELECT min(minute), max(minute) FROM uncounted
 ) AS all_minutes"""
-_INSERT_COUNT = {
+_INSERT_COUNT: Final = {
     table: f"INSERT INTO {table} VALUES (?, ?, ?)"  # noqa: S608 - names of ours
     f" ON CONFLICT (minute, backend) DO UPDATE SET tokens = {table}.tokens + excluded.tokens"
     for table in COUNT_TABLES
@@ -100,7 +100,7 @@ class LedgerStore:
         self._log_event = log_event
         self._write_until = math.inf  # monotonic; set by `close`
         self._closing = threading.Event()
-        self._thread = TASKS.thread("ledger", self._run)
+        self._writer = TASKS.thread("ledger", self._run)
 
     # From the event loop
 
@@ -188,8 +188,8 @@ class LedgerStore:
         leave both, so that the process can end, and log what is lost."""
         self._write_until = time.monotonic() + within_s - _END_S
         self._closing.set()
-        self._thread.join(timeout=within_s)
-        if self._thread.is_alive():
+        self._writer.join(timeout=within_s)
+        if self._writer.is_alive():
             self._report_failure(LedgerBusy(f"the ledger's {self._tables.where} did not answer for {within_s:.1f} s"))
         with self._accounts_lock:
             unwritten, self._accounts = self._accounts, {}  # the thread must not write later what is reported as lost

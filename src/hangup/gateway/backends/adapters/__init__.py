@@ -28,14 +28,14 @@ GENERIC: EngineAdapter = ADAPTERS["openai"]
 AUTO = "auto"  # ask the backend what it is
 
 
-def hosted(host: str) -> EngineAdapter | None:
+def provider_of(host: str) -> EngineAdapter | None:
     """Return the adapter of the provider that serves this host, or None."""
     return next((adapter for adapter in ADAPTERS.values() if adapter.hosts and host.endswith(adapter.hosts)), None)
 
 
 async def recognise(host: str, get: Get) -> tuple[EngineAdapter, Facts]:
     """Find out with GET requests alone what a backend is and what it can do; fall back to the generic adapter."""
-    found = hosted(host)
+    found = provider_of(host)
     if found is not None:
         return found, await found.inspect(get) or Facts()
     models = await get("/v1/models")
@@ -47,4 +47,4 @@ async def recognise(host: str, get: Get) -> tuple[EngineAdapter, Facts]:
     return GENERIC, await GENERIC.inspect(get) or Facts()
 
 
-__all__ = ["ADAPTERS", "AUTO", "GENERIC", "Abort", "EngineAdapter", "Facts", "Get", "Seen", "hosted", "recognise"]
+__all__ = ["ADAPTERS", "AUTO", "GENERIC", "Abort", "EngineAdapter", "Facts", "Get", "Seen", "provider_of", "recognise"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from hangup.core.reaper import EngineStatus, Slot
+from hangup.declared import Declared
 from hangup.gateway.http.head import Headers
 
 Json = dict[str, Any]
@@ -72,7 +73,7 @@ class Facts:
     hints: tuple[str, ...] = ()
 
 
-class EngineAdapter:
+class EngineAdapter(metaclass=Declared):
     """A kind of engine. The defaults suit an engine that stops when its connection is cut, and reports nothing."""
 
     name = ""

@@ -1,0 +1,110 @@
+"""Compiles the way of a call for a wheel, if HANGUP_COMPILE=1 is set when the wheel is built.
+
+mypyc turns the modules below into one C extension, from the same sources: they stay in the wheel, and Python prefers the
+extension. All other modules, and the wheel without that variable, are plain Python. See "Compiled wheels" in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+# The modules that a call passes through, and those whose classes derive from theirs: a class in Python cannot derive from a
+# compiled one.
+COMPILED = (
+    "core/account.py",
+    "core/admission/*.py",
+    "core/call.py",
+    "core/catalog.py",
+    "core/engine_time.py",
+    "core/histogram.py",
+    "core/ledger.py",
+    "core/reaper/pending_stops.py",
+    "core/reasons.py",
+    "gateway/accounting.py",
+    "gateway/actions.py",
+    "gateway/answers.py",
+    "gateway/apis/*.py",
+    "gateway/backend_set.py",
+    "gateway/backends/backend.py",
+    "gateway/backends/connection.py",
+    "gateway/backends/pool.py",
+    "gateway/backends/rate_limits.py",
+    "gateway/call_flow.py",
+    "gateway/call_lines.py",
+    "gateway/client/connection.py",
+    "gateway/client/connection_state.py",
+    "gateway/client/handshake.py",
+    "gateway/client/timed.py",
+    "gateway/client_request.py",
+    "gateway/engine_request.py",
+    "gateway/http/*.py",
+    "gateway/intake.py",
+    "gateway/kinds/*.py",
+    "gateway/log.py",
+    "gateway/pauses.py",
+    "gateway/placement.py",
+    "gateway/registry.py",
+    "gateway/relay/*.py",
+    "gateway/request_policy.py",
+    "gateway/routing.py",
+    "gateway/stopping.py",
+    "gateway/store/ledger.py",
+    "gateway/stream_refusal.py",
+    "gateway/trace_attributes.py",
+)
+
+
+class CompileHook(BuildHookInterface[Any]):
+    def dependencies(self) -> list[str]:
+        return ["mypy==2.4.1", "setuptools", "types-setuptools"] if _is_wanted() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel" or version == "editable" or not _is_wanted():
+            return
+        self._folder = tempfile.TemporaryDirectory()
+        out = Path(self._folder.name)
+        subprocess.run([sys.executable, __file__, str(out)], check=True, cwd=self.root)  # noqa: S603
+        libraries = [*out.rglob("*.so"), *out.rglob("*.pyd")]
+        build_data["force_include"] |= {str(library): str(library.relative_to(out)) for library in libraries}
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if hasattr(self, "_folder"):
+            self._folder.cleanup()
+
+
+def _is_wanted() -> bool:
+    return os.environ.get("HANGUP_COMPILE", "0") not in ("", "0")
+
+
+def _compile(out: Path) -> None:
+    """Compile the modules into `out`, from the project's folder."""
+    from mypyc.build import mypycify  # noqa: PLC0415 - there only where it is wanted
+    from setuptools import setup  # noqa: PLC0415
+
+    os.environ["MYPYPATH"] = "src"
+    files = [str(path) for pattern in COMPILED for path in sorted(Path("src/hangup").glob(pattern))]
+    files = [file for file in files if not file.endswith("__init__.py")]
+    with tempfile.TemporaryDirectory() as temporary:
+        extensions = mypycify(
+            ["--no-warn-unused-ignores", *files],
+            opt_level="2",
+            debug_level="0",
+            multi_file=True,
+            group_name="hangup",
+            target_dir=temporary,
+        )
+        arguments = ["-q", "build_ext", "--build-lib", str(out), "--build-temp", temporary, "--parallel", str(os.cpu_count())]
+        setup(name="hangup", packages=[], ext_modules=extensions, script_args=arguments)
+
+
+if __name__ == "__main__":
+    _compile(Path(sys.argv[1]))

@@ -1,0 +1,61 @@
+"""What a compiled gateway needs of the sources; `make compile` and COMPILED_TESTS run the other tests on it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src/hangup"
+
+
+def compiled_patterns() -> tuple[str, ...]:
+    """Return the patterns of `COMPILED`, without importing hatchling."""
+    for node in ast.parse((ROOT / "hatch_build.py").read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "COMPILED":
+            return tuple(ast.literal_eval(node.value))
+    raise AssertionError("hatch_build.py has no COMPILED")
+
+
+def is_compiled(path: Path) -> bool:
+    name = path.relative_to(PACKAGE).as_posix()
+    # `*` stands for a name in one folder, as for `glob`
+    return path.name != "__init__.py" and any(
+        fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in compiled_patterns()
+    )
+
+
+def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def base_names(node: ast.ClassDef) -> set[str]:
+    plain = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+    return {ast.unparse(base) for base in plain}
+
+
+def test_every_pattern_names_a_module() -> None:
+    assert [pattern for pattern in compiled_patterns() if not list(PACKAGE.glob(pattern))] == []
+
+
+def test_no_class_in_python_derives_from_a_compiled_one() -> None:
+    """It could not be made. Protocols, exceptions, enums and classes with a metaclass stay ordinary classes when compiled."""
+    found = list(classes())
+    ordinary = {"Protocol", "Exception", "Enum", "NamedTuple", "Declared"}
+    by_name = {node.name: node for _, node in found}
+
+    def is_ordinary(node: ast.ClassDef) -> bool:
+        names = base_names(node) | {keyword.value.id for keyword in node.keywords if isinstance(keyword.value, ast.Name)}
+        return bool(names & ordinary) or any(is_ordinary(by_name[name]) for name in names if name in by_name)
+
+    native = {node.name for path, node in found if is_compiled(path) and not is_ordinary(node)}
+    wrong = [
+        f"{path.relative_to(ROOT)}: {node.name}" for path, node in found if not is_compiled(path) and base_names(node) & native
+    ]
+    assert "CallFlow" in native and "Api" not in native
+    assert wrong == []
