@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from bench import previous
-from bench.call_cost import count
+from bench.call_cost import KINDS, InMemory, count, functions_called, request
 
 from hangup.gateway.intake import Intake
 
@@ -27,6 +27,7 @@ CALLS = {
     "whole, queued": 448,
 }
 WORSE, LESS = 1.1, 0.8
+CALLS_PER_MESSAGE = 11  # to check its keys and to look for files in it
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -37,6 +38,24 @@ def test_a_call_takes_no_more_function_calls_than_before(kind: str) -> None:
 def check(kind: str, counted: float) -> None:
     assert counted <= CALLS[kind] * WORSE, f"{counted:.0f} function calls; {CALLS[kind]} are usual"
     assert counted >= CALLS[kind] * LESS, f"only {counted:.0f} function calls: measure again, and lower the number"
+
+
+def test_a_long_prompt_takes_few_function_calls_for_each_of_its_messages() -> None:
+    """Most of them are spent in one turn of the loop, when the body is complete."""
+
+    async def called(messages: int) -> int:
+        made = InMemory()
+        message = {"role": "user", "content": "hello there, how are you today?"}
+        sent = request("/v1/chat/completions", {"model": "m", "messages": [message] * messages, "stream": False})
+        try:
+            made.make([KINDS["assembled"]])
+            found = functions_called(lambda: made.make([(sent, KINDS["assembled"][1])]))
+            made.check()
+            return found
+        finally:
+            await made.close()
+
+    assert asyncio.run(called(4000)) - asyncio.run(called(2000)) <= 2000 * CALLS_PER_MESSAGE
 
 
 def test_a_regression_of_more_than_a_tenth_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from bench.call_cost import CHAT, KINDS, InMemory, answer, request
 
-from hangup.gateway.http.jsonbody import with_fields
+from hangup.gateway.http.jsonbody import _Strings, with_fields
 
 WHOLE = KINDS["whole"][1]
 LARGE = {"data": [{"index": n, "embedding": [0.5] * 256} for n in range(100)], "object": "list", "model": "m"}
@@ -74,3 +74,23 @@ def test_a_field_is_changed_without_another_look_at_all_the_rest(monkeypatch: py
         changed = with_fields(body, value, {"stream": True})
         assert parses.texts == []
     assert changed == body.removesuffix(b"false}") + b"true}"
+
+
+@pytest.mark.parametrize(("before", "behind"), [(0, 5000), (5000, 0)])
+def test_a_field_of_a_large_body_is_found_without_a_look_at_each_text(
+    monkeypatch: pytest.MonkeyPatch, before: int, behind: int
+) -> None:
+    """Whether the prompt is behind the field or before it: to take 1 MB apart at its quotes takes milliseconds."""
+    messages = [{"role": "user", "content": 'caf\u00e9 and "stream" \n' * 8}]
+    body = json.dumps({"messages": messages * before, "stream": False, "input": messages * behind}).encode()
+    taken_apart: list[int] = []
+    split = _Strings._split
+
+    def noting(self: _Strings, piece: bytes) -> tuple[bytes, int]:
+        taken_apart.append(len(piece))
+        return split(self, piece)
+
+    monkeypatch.setattr(_Strings, "_split", noting)
+    changed = with_fields(body, json.loads(body), {"stream": True})
+    assert json.loads(changed)["stream"] is True and len(changed) == len(body) - 1
+    assert sum(taken_apart) < 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -131,6 +132,11 @@ BIG = "123456789012345678901234567890"
         (f'{{"stream":false,"n":{BIG}}}', {"stream": False}, f'{{"stream":false,"n":{BIG}}}'),
         ('{"stream":null}', {"stream": True, "n": 1}, '{"n":1,"stream":true}'),
         ('{"str\\u0065am":false,"n":1.50}', {"stream": True}, '{"stream":true,"n":1.5}'),
+        ('{"pad":"0123456789","str\\u0065am":false,"a":{"stream":1}}', {"stream": True},
+         '{"pad":"0123456789","stream":true,"a":{"stream":1}}'),
+        (f'{{"a":"0123456789 caf\\u00e9","n":{BIG},"stream":false}}', {"stream": True},
+         f'{{"a":"0123456789 caf\\u00e9","n":{BIG},"stream":true}}'),
+        ('{"a":"0123456789","\\u00e9":1,"b":{"\u00e9":2}}', {"\u00e9": 3}, '{"a":"0123456789","\u00e9":3,"b":{"\u00e9":2}}'),
         (" {} ", {"n": 1}, '{"n":1}'),
     ],
 )  # fmt: skip
@@ -188,6 +194,23 @@ class TestOutline:
             for piece in pieces:
                 outline.feed(piece)
             assert not outline.whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a":' * 100 + "1" + "}" * 100, "[" * 100 + "]" * 100, '{"a":1}', "[1000]", '"text"', '"' + "x" * 1000 + '\U0001f600"'],
+    ids=["objects in each other", "lists in each other", "objects", "lists", "texts", "long texts"],
+)
+def test_what_a_body_parses_to_takes_no_more_memory_than_documented(text: str) -> None:
+    """docs/operations.md, "A body takes this much memory"."""
+    body = f'{{"messages":[{",".join([text] * 400)}]}}'.encode()
+    tracemalloc.start()
+    try:
+        value = decode(body, None, 100_000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value and held < 4 * len(body) + 100 * counted(body, 100_000).elements
 
 
 @pytest.mark.parametrize("name", WORST_BODIES)

@@ -33,14 +33,16 @@ def embedded(value: Json) -> tuple[int, int]:
     todo += [(images, 1, False) for images in (value.get("images"),) if isinstance(images, list)]
     while todo:
         item, depth, counted = todo.pop()
-        if isinstance(item, str):
-            if len(item) >= _LEAST_BYTES and depth > 2 and _is_file(item):
-                size, count = size + len(item), count + (not counted)
-        elif depth < _DEPTH_MAX:
-            if isinstance(item, dict) and depth > 2 and not counted and _is_file_part(item):
+        if type(item) is dict:
+            if depth > 2 and not counted and _is_file_part(item):
                 count, counted = count + 1, True
-            parts = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-            todo += [(part, depth + 1, counted) for part in parts]
+            item = item.values()
+        for part in item:  # only what may hold a file is noted for later: most of a long prompt are short texts
+            if type(part) is str:
+                if len(part) >= _LEAST_BYTES and depth > 1 and _is_file(part):
+                    size, count = size + len(part), count + (not counted)
+            elif depth < _DEPTH_MAX - 1 and (type(part) is dict or type(part) is list):
+                todo.append((part, depth + 1, counted))
     return size, count
 
 

@@ -18,6 +18,7 @@ from hangup.errors import Refusal
 _LEVELS_MAX: Final = 254  # of nesting, in an engine's answer: as many as orjson writes
 DEPTH_MAX: Final = 200  # orjson reads 1024 levels and writes 254
 _COLON: Final = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_ESCAPED: Final = re.compile(rb"\\u00[3-7]")  # a letter, a digit or an underscore, among others
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
 _BLANKS: Final = b" \t\r\n"
 _NO_BRACKETS: Final = b":,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occur outside strings, apart from brackets
@@ -239,23 +240,39 @@ def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> 
     if not value:
         return orjson.dumps(new)
     start = body.index(b"{") + 1
-    return body[:start] + orjson.dumps(new)[1:-1] + b"," + body[start:]
+    return b"".join((body[:start], orjson.dumps(new)[1:-1], b",", body[start:]))  # one copy, as it may be large
 
 
 def _replaced(body: bytes, name: str, given: Any) -> bytes | None:
-    """Replace a field's value in place; return None if it is not found because its name is escaped.
+    """Replace the value of a field that the body has; return None if it is not found because its name is escaped.
 
     The name may also occur elsewhere, as text or in a nested object. So brackets and quotes before each occurrence are counted,
-    which is cheaper than to parse the result, and takes no longer however often the name occurs.
+    which is cheaper than to parse the result, and takes no longer however often the name occurs. To search the whole body is
+    cheaper still if the name is far behind: if there is no other, it is the field's.
     """
-    key, at, seen, depth, strings = orjson.dumps(name), -1, 0, 0, _Strings()
+    key = orjson.dumps(name)
+    at = body.find(key)
+    if at < len(body) // 2 or body.find(key, at + 1) >= 0 or _may_be_escaped(name, body):
+        at = _at_top_level(body, key)
+    colon = _COLON.match(body, at + len(key)) if at >= 0 else None
+    if colon is None:
+        return None
+    return b"".join((body[: colon.end()], orjson.dumps(given), body[_value_end(body, colon.end()) :]))
+
+
+def _may_be_escaped(name: str, body: bytes) -> bool:
+    return not (name.isascii() and name.isidentifier()) or _ESCAPED.search(body) is not None
+
+
+def _at_top_level(body: bytes, key: bytes) -> int:
+    """Return where a key of the body's own object begins; -1 if it is not found."""
+    at, seen, depth, strings = -1, 0, 0, _Strings()
     while (at := body.find(key, at + 1)) >= 0:
         outside = strings.outside(body[seen:at])
         seen, depth = at, depth + sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
-        colon = _COLON.match(body, at + len(key))
-        if depth == 1 and colon is not None and not strings.inside:
-            return body[: colon.end()] + orjson.dumps(given) + body[_value_end(body, colon.end()) :]
-    return None
+        if depth == 1 and not strings.inside and _COLON.match(body, at + len(key)) is not None:
+            break
+    return at
 
 
 def _value_end(body: bytes, start: int) -> int:
