@@ -8,10 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from bench.call_cost import functions_called
 
 from hangup.config import BackendSettings, LimitSettings
 from hangup.core.call import Call
-from hangup.gateway import stopping
+from hangup.core.reaper import Waiting
+from hangup.gateway import stopping, stuck_calls
 from hangup.gateway.accounting import Accounting
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.placement import Placement
@@ -72,3 +74,31 @@ def test_one_look_finds_what_waits_for_any_backend(backends: list[Backend], monk
     backends[1].last_output_at = 99.0  # by a call that ended since
     assert wait()[1] == (1, 99.0)
     assert live.looks == 1
+
+
+def test_the_longest_waits_are_found_with_few_steps_for_each_call(backends: list[Backend]) -> None:
+    """One look is one turn of the loop, and there may be ten thousand calls."""
+    backend = backends[0]
+    flows = {number: _flow(backend, number, text=True) for number in range(1000)}
+    looks: list[dict[Backend, stuck_calls.Waits]] = []
+    assert functions_called(lambda: looks.append(stuck_calls.waiting(flows.values()))) < 2 * len(flows)
+    assert looks == [{backend: ((Waiting(5.0, 0.0),), 1004.0)}]
+
+
+def test_a_call_without_a_token_may_wait_longer(backends: list[Backend]) -> None:
+    def unanswered(prompt: int, sent_at: float, *, blind: bool) -> Any:
+        call = Call("call", 0.0)
+        call.received(1.0)
+        call.sent(backends[0].name, sent_at)
+        ticket = SimpleNamespace(prompt=prompt, tokens_to_read=prompt, blind=blind)
+        return SimpleNamespace(call=call, backend=backends[0], ticket=ticket, may_be_silent=False)
+
+    def wait(*flows: Any) -> stuck_calls.Waits:
+        return stuck_calls.waiting(flows)[backends[0]]
+
+    short, long, whole = unanswered(10, 3.0, blind=False), unanswered(1000, 4.0, blind=False), unanswered(10, 2.0, blind=True)
+    [few], _ = wait(short)
+    [many], last_output_at = wait(short, long, _flow(backends[0], 7, text=True))
+    assert few.since == 3.0 == many.since and many.reading_s == 100 * few.reading_s > 0 and last_output_at == 12.0
+    [unseen], _ = wait(whole, short)
+    assert unseen.since == 2.0 and unseen.reading_s == 60.0 + few.reading_s

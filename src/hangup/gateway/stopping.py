@@ -175,7 +175,7 @@ class Stopping:
         self._placement.backend_changed(backend)
 
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
-        """Return the calls that wait for the backend's output, and when it last sent any. With thousands of live calls the
+        """Return the longest waits for the backend's output, and when it last sent any. With thousands of live calls the
         answer may be a little old, because each look at them takes milliseconds."""
         now = time.monotonic()
         if now >= self._waits_until:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from hangup.core.admission import Ticket
@@ -14,7 +15,7 @@ from hangup.gateway.placement import Placed
 from hangup.tasks import in_slices
 
 _WHOLE_S = 60.0  # an answer that is not streamed may be silent for this much longer
-Waits = tuple[list[Waiting], float]  # calls that wait for an engine's output, and when it last sent any
+Waits = tuple[Sequence[Waiting], float]  # the longest waits for an engine's output, and when it last sent any
 _PHASES = (Phase.SENT, Phase.ANSWERING)
 
 
@@ -49,24 +50,49 @@ def _is_inside(flow: InEngine, backend: Backend) -> bool:
     return flow.backend is backend and flow.call.phase in _PHASES and not flow.call.engine_finished
 
 
+class _Longest:
+    """The longest waits of an engine's calls. One object for all of them, because there may be ten thousand."""
+
+    __slots__ = ("last_output_at", "reading_s", "since")
+
+    def __init__(self, last_output_at: float) -> None:
+        self.since = math.inf
+        self.reading_s = 0.0
+        self.last_output_at = last_output_at
+
+    def waits(self) -> Waits:
+        return (() if self.since == math.inf else (Waiting(self.since, self.reading_s),)), self.last_output_at
+
+
 def waiting(flows: Iterable[InEngine]) -> dict[Backend, Waits]:
-    """Return, by engine, the calls that wait for its output, and when it last sent any; by one look at all calls, because
-    there may be as many engines as calls."""
-    now, found = time.monotonic(), dict[Backend, Waits]()
+    """Return, by engine, the longest waits for its output, and when it last sent any; by one look at all calls, because there
+    may be as many engines as calls."""
+    now, found = time.monotonic(), dict[Backend, _Longest]()
     for flow in flows:
-        call, ticket, backend = flow.call, flow.ticket, flow.backend
-        if backend is None or flow.may_be_silent or not _is_inside(flow, backend):
+        call, backend = flow.call, flow.backend
+        if backend is None or flow.may_be_silent or call.phase not in _PHASES or call.engine_finished:
             continue
-        waits, last_output_at = found.get(backend) or ([], backend.last_output_at)
+        longest = found.get(backend)
+        if longest is None:
+            longest = found[backend] = _Longest(backend.last_output_at)
+        since = call.sent_at
         if call.first_token_at is not None:
-            last_output_at = max(last_output_at, call.progress_at)
-            waits.append(Waiting(call.progress_at, 0.0))
-        elif call.sent_at is not None and ticket is not None:
-            estimate = backend.load.estimates.first_token
-            expected = reading_s(ticket.prompt, estimate.predict(ticket.tokens_to_read, now))
-            waits.append(Waiting(call.sent_at, expected + (_WHOLE_S if ticket.blind else 0.0)))
-        found[backend] = waits, last_output_at
-    return found
+            since = call.progress_at
+            if since > longest.last_output_at:
+                longest.last_output_at = since
+        elif since is None or flow.ticket is None:
+            continue
+        else:
+            longest.reading_s = max(longest.reading_s, _reading_s(flow.ticket, backend, now))
+        if since < longest.since:
+            longest.since = since
+    return {backend: longest.waits() for backend, longest in found.items()}
+
+
+def _reading_s(ticket: Ticket[Placed], backend: Backend, now: float) -> float:
+    """Return how long a call's first token may take."""
+    expected_s = backend.load.estimates.first_token.predict(ticket.tokens_to_read, now)
+    return reading_s(ticket.prompt, expected_s) + (_WHOLE_S if ticket.blind else 0.0)
 
 
 def keys(flows: Iterable[InEngine], backend: Backend) -> set[str]:

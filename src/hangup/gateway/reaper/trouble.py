@@ -32,7 +32,7 @@ class WatchHost(Protocol):
     def load_changed(self, backend: Backend) -> None: ...
 
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
-        """Return the live calls that wait for output of the backend, and when it last sent anything."""
+        """Return the longest waits of live calls for output of the backend, and when it last sent anything."""
 
     async def abandon(self, backend: Backend, why: str) -> int:
         """Move the backend's live calls elsewhere, or fail them with the reason. Return how many there were."""
@@ -52,7 +52,7 @@ class EngineTrouble:
         self.orphans_to_end = False  # an operator declared that nobody waits for the orphans
         self.stillness = Stillness()
         self.stood_still_until = -math.inf  # while this process did not run, silence says nothing about the engine
-        self._waiting: Sequence[Waiting] = ()  # the backend's live calls at the last check
+        self._waiting: Sequence[Waiting] = ()  # the longest waits of the backend's live calls, at the last check
         self._last_output_at = -math.inf  # when the backend had last sent anything for one of them
 
     def text(self, now: float, still_s: float, ladder: Ladder, answered_at: float, *, unanswered: bool) -> str:
