@@ -39,6 +39,8 @@ class Asker:
         self.data += data
         self.came.set()
 
+    def engine_leaving(self) -> None: ...
+
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
         self.lost = True
 

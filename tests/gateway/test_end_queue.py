@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Sized
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import uvloop
 from bench import call_cost
 
 from hangup.config import BackendSettings, LimitSettings, Settings
@@ -27,7 +29,7 @@ from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.call_flow import CallFlow
-from hangup.gateway.client import sockets
+from hangup.gateway.client import end_queue, sockets
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.connection_state import CLOSED
 from hangup.gateway.client.end_queue import AT_ONCE_MAX, SEEN_MAX, SLICE_S, EndQueue
@@ -172,15 +174,87 @@ def test_once_an_engine_has_lost_many_connections_in_a_turn_its_others_are_read_
         mine, another = ([Held(events, n) for n in range(2 * SEEN_MAX)] for _ in range(2))
         ends = EndQueue(clock=lambda: 5.0)
         for n in range(AT_ONCE_MAX + SEEN_MAX):
-            ends.defer(partial(events.append, ("end", n)), fail, cast(Any, mine))
+            ends.note_loss(cast(Any, mine))
+            ends.defer(partial(events.append, ("end", n)), fail)
             if n % 2:
-                ends.defer(partial(events.append, ("end", n)), fail, cast(Any, another))
+                ends.note_loss(cast(Any, another))
         assert all(one.held for one in mine) and not any(one.held for one in another)
         turns = await turns_until_done(ends, events)
         assert [sum(what == "read" for what, _ in turn) for turn in turns[:3]] == [SEEN_MAX, SEEN_MAX, 0]
         assert not any(what == "end" for what, _ in turns[0])
 
     asyncio.run(main())
+
+
+def test_losses_are_counted_by_the_turn() -> None:
+    async def main() -> None:
+        others = [Held([], 0)]
+        ends = EndQueue()
+        for _ in range(3 * SEEN_MAX):
+            ends.note_loss(cast(Any, others))
+            await asyncio.sleep(0)
+        assert not others[0].held and not len(ends)
+
+    asyncio.run(main())
+
+
+def test_those_that_are_read_from_again_are_held_back_again_if_many_are_lost_together() -> None:
+    """An engine's process takes a while to die: its connections are closed one after the other."""
+
+    async def main() -> None:
+        ends = EndQueue(clock=lambda: 5.0)
+        read: list[tuple[str, int]] = []
+        others = [Held(read, n) for n in range(3 * SEEN_MAX)]
+        for _ in range(SEEN_MAX):
+            ends.note_loss(cast(Any, others))
+        await asyncio.sleep(0)
+        assert len(read) == SEEN_MAX and len(ends) == 2 * SEEN_MAX
+        for _ in range(2 * SEEN_MAX):
+            assert len(ends) == 2 * SEEN_MAX
+            ends.note_loss(cast(Any, others))
+        assert len(ends) > 2 * SEEN_MAX
+
+    asyncio.run(main())
+
+
+class Asker:
+    """A call whose engine streams to it, over a socket of its own."""
+
+    def __init__(self, lost: list[int], ends: EndQueue, all_of_them: set[EngineConnection]) -> None:
+        self.lost, self.ends, self.all_of_them = lost, ends, all_of_them
+
+    def engine_leaving(self) -> None:
+        self.ends.note_loss(self.all_of_them)
+
+    def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
+        self.lost.append(1)
+
+
+def test_an_engine_that_closes_many_connections_at_once_makes_no_long_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """uvloop reads from all sockets before it reports the first lost connection, so an end must count when it is read."""
+    few = 16
+    monkeypatch.setattr(end_queue, "SEEN_MAX", few)
+
+    async def main() -> None:
+        loop, lost, mine = asyncio.get_running_loop(), list[int](), set[EngineConnection]()
+        owner: Any = SimpleNamespace(secret=b"", connection_closed=mine.discard)
+        ends, engines = EndQueue(), []
+        for _ in range(10 * few):
+            here, there = socket.socketpair()
+            engines.append(there)
+            _, connection = await loop.create_connection(lambda: EngineConnection(owner, 65536), sock=here)
+            connection.ask(cast(Any, Asker(lost, ends, mine)), b"", b"")
+            mine.add(connection)
+        for engine in engines:
+            engine.close()
+        turns: list[int] = []
+        while sum(turns) < len(engines):
+            before = len(lost)
+            await asyncio.sleep(0)
+            turns.append(len(lost) - before)
+        assert max(turns) <= few, turns
+
+    uvloop.run(asyncio.wait_for(main(), 30))
 
 
 def test_few_ends_of_any_cause_are_not_deferred_and_many_come_in_order_in_slices() -> None:

@@ -316,7 +316,7 @@ class CallFlow(ClientRequest):
         assert attempt is not None
         attempt.connection = None
         lost = partial(self._lost, attempt, error, unread=connection.was_closed_while_idle(error))
-        if not self.ports.ends.defer(lost, self.fault, attempt.backend.pool.open):
+        if not self.ports.ends.defer(lost, self.fault):
             lost()
 
     def _lost(self, attempt: Attempt, error: Exception | None, *, unread: bool) -> None:

@@ -168,6 +168,11 @@ class ClientRequest:
         if self.attempt is not None and self.attempt.connection is not None:
             self.attempt.connection.resume()
 
+    def engine_leaving(self) -> None:
+        """Note that the engine's connection is being lost: if many are, the others need not be read from at once."""
+        if self.attempt is not None:
+            self.ports.ends.note_loss(self.attempt.backend.pool.open)
+
     def abandon(self, why: str) -> None:
         """Leave an engine that is stuck."""
 

@@ -36,6 +36,9 @@ class ResponseHandler(Protocol):
         """Take the answer's head and `rest`, the bytes that came with it. Return the callback for the body's further raw
         bytes."""
 
+    def engine_leaving(self) -> None:
+        """Note that the engine has closed or reset the connection; `engine_lost` follows."""
+
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None: ...
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None: ...
@@ -169,6 +172,9 @@ class EngineConnection(asyncio.Protocol):
             self._feed = (lambda data: feed(hide(data))) if hides else feed
 
     def eof_received(self) -> bool:
+        # When `connection_lost` is called, all other connections were read from: too late to hold them back.
+        if self._handler is not None:
+            self._handler.engine_leaving()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -177,6 +183,8 @@ class EngineConnection(asyncio.Protocol):
         self._owner.connection_closed(self)
         if handler is not None:
             try:
+                if exc is not None:
+                    handler.engine_leaving()
                 handler.engine_lost(self, exc)
             except Exception as error:
                 handler.fault(error)

@@ -104,6 +104,8 @@ class FetchCall:
 
     _until_close: ResponseHead | None = None
 
+    def engine_leaving(self) -> None: ...
+
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
         self.connection = None
         if self._until_close is not None and error is None:

@@ -10,7 +10,8 @@ few, ends wait here, and each turn works on them for a moment only:
 Reading from a socket that its peer has closed costs the event loop itself some microseconds, too. So once a turn has seen many
 clients leave, no other client whose call is running is read from: all that it could say is that it leaves as well. A few of
 them are read from again in each turn, and no call ends before all of them are: stopping engines comes first. Likewise for the
-connections to an engine that has lost many: most probably it has lost them all.
+connections to an engine that has lost many: most probably it has lost them all. If it loses them slowly, those that are read
+from again may be lost together later; then they are held back again.
 """
 
 from __future__ import annotations
@@ -78,28 +79,26 @@ class EndQueue:
         self._schedule()
         if connection.handler is not None:
             connection.handler.pause_engine()  # nobody reads what it still sends
-        self._note_loss(self.clients)
+        self.note_loss(self.clients)
         return True
 
-    def defer(
-        self, end: Callable[[], None], fault: Callable[[Exception], None], lost_one_of: Collection[Readable] = ()
-    ) -> bool:
-        """Return False if the caller is to end a call at once; else `end` is called in a later turn, and `fault` if it raises.
-
-        `lost_one_of`: the call ends because one of these connections was lost.
-        """
+    def defer(self, end: Callable[[], None], fault: Callable[[Exception], None]) -> bool:
+        """Return False if the caller is to end a call at once; else `end` is called in a later turn, and `fault` if it
+        raises."""
         if self._take_room():
             return False
         self._to_end.append((end, fault))
         self._schedule()
-        if lost_one_of:
-            self._note_loss(lost_one_of)
         return True
 
-    def _note_loss(self, others: Collection[Readable]) -> None:
-        lost = self._lost[id(others)] = self._lost.get(id(others), 0) + 1
-        if lost == SEEN_MAX and not self._held_back:
-            self._held_back.extend([other for other in others if other.hold_back()])
+    def note_loss(self, one_of: Collection[Readable]) -> None:
+        """Note that one of these connections is being lost, and hold back the others if many are in this turn."""
+        if not self._lost:
+            asyncio.get_running_loop().call_soon(self._lost.clear)
+        lost = self._lost[id(one_of)] = self._lost.get(id(one_of), 0) + 1
+        if lost == (2 * SEEN_MAX if self._held_back else SEEN_MAX):  # those that are read from again may all be lost
+            self._held_back.extend([one for one in one_of if one.hold_back()])
+            self._schedule()
 
     def _take_room(self) -> bool:
         """Take one of the ends that are handled at once; return False if there is none left for now."""
@@ -119,7 +118,6 @@ class EndQueue:
     def _work(self) -> None:
         """Work on the ends for a moment. The loop looks at its sockets before the next moment."""
         self._scheduled = False
-        self._lost.clear()
         until = self._used_s() + SLICE_S
         try:
             while self._to_stop and self._used_s() < until:
