@@ -143,6 +143,20 @@ def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObje
     assert side.reason is not None and side.reason.code == "completed"
 
 
+def test_the_client_gets_the_first_token_before_anything_else_is_made_of_it() -> None:
+    seen: list[tuple[bool, int]] = []
+
+    class Watched(Side):
+        def first_token(self) -> None:
+            seen.append((b"first" in self.received, self.call.tokens_out))
+
+    api, side = OpenAIChat(), Watched()
+    relay = StreamRelay(side, Chunked(), api, api.read(CHAT, {"messages": [], "stream": True}, LimitSettings(), True))
+    for text in ("", "first", " and more"):
+        relay.feed(chunk(chat({"content": text})))
+    assert seen == [(True, 1)]
+
+
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in LAST_HAS_TOKEN])
 @given(data=st.data())
 def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:

@@ -44,6 +44,7 @@ from time import monotonic
 from typing import Final
 
 from hangup.core import reasons
+from hangup.core.call import ENDED
 from hangup.errors import EventTooLarge
 from hangup.gateway.apis.base import Api, Ask, Cut, EventFacts, Json, Usage
 from hangup.gateway.http.body import KNOWN_SIZES, BodyDecoder, Chunked, is_whole_chunks
@@ -171,11 +172,14 @@ class StreamRelay(Relay):
         whole, carry = text[:cut], text[cut:]
         if len(carry) > self.sink.limits.event_bytes_max:
             raise EventTooLarge
+        awaited = self.call.first_token_at is None
         if whole and not self._take_events(whole):
             return
         self._carry = carry
         self._passed = True
         self.sink.client.send(payload)
+        if awaited and self.call.first_token_at is not None and self.call.phase is not ENDED:
+            self.sink.first_token()  # after the bytes: the client waits for these, and nobody for what follows from them
 
     def _take_events(self, whole: bytes) -> bool:
         """Count complete events; return False if one of them ended the call."""
@@ -208,7 +212,6 @@ class StreamRelay(Relay):
         if total > call.tokens_out:
             if call.first_token_at is None:
                 call.progressed(total, monotonic())
-                self.sink.first_token()
             else:
                 call.tokens_out = total
                 call.progress_at = monotonic()
