@@ -85,7 +85,8 @@ class LongTasks:
     ) -> asyncio.Task[R]:
         """Own a task until it is over. Report a failure, unless it is one of `handled`; code that awaits the task gets it
         either way."""
-        task = self._own(asyncio.get_running_loop().create_task(work, name=label))
+        task = asyncio.get_running_loop().create_task(work, name=label)
+        self._tasks.add(task)
         long_task = self._named(name)
         self._count(long_task, expected=1, running=1)
         task.add_done_callback(partial(self._over, long_task, handled))
@@ -150,7 +151,7 @@ class LongTasks:
     # Internals
 
     def _named(self, name: str) -> LongTask:
-        return self._by_name.setdefault(name, LongTask(name))
+        return self._by_name.get(name) or self._by_name.setdefault(name, LongTask(name))
 
     def _own(self, task: asyncio.Task[R]) -> asyncio.Task[R]:
         self._tasks.add(task)
@@ -158,6 +159,7 @@ class LongTasks:
         return task
 
     def _over(self, long_task: LongTask, handled: Handled, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
         self._count(long_task, expected=-1, running=-1)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, handled):
