@@ -102,7 +102,8 @@ class Foresight:
             return
         first, whole = ticket.curves
         ticket.curves = None
-        first.unwatch(ticket)
+        if ticket.stream:
+            first.unwatch(ticket)
         whole.unwatch(ticket)
         waited_s = now - ticket.arrived_at
         if not ticket.stream:

@@ -8,11 +8,15 @@ as a cliff, however few of them ever had to wait that long, and people who leave
 from __future__ import annotations
 
 import math
-from typing import Final
+from array import array
 
 _FIRST_S: Final = 0.05  # where the first bin ends
 _BINS_PER_OCTAVE: Final = 16
 _BINS: Final = 15 * _BINS_PER_OCTAVE  # up to about half an hour
+# What a bin counts: calls by when we began to watch them; those that ended, and the sum of the times of their ends; the same
+# two for clients that left. All bins are in one array, with these five beside each other, so that a call touches little memory.
+_BEGAN, _ENDED, _ENDED_S, _DEPARTED, _DEPARTED_S = range(5)
+_PER_BIN: Final = 5
 _ENOUGH: Final = 6  # departures before anything is concluded
 _ENOUGH_ALIKE: Final = 3  # departures from whole streams, if they happen when clients without a first token leave, too
 _STAY_SHARE: Final = 0.1  # if a smaller share than this waited longer, the curve ends there
@@ -27,11 +31,7 @@ class Patience:
     """The patience of one kind of client, for one kind of wait."""
 
     __slots__ = (
-        "_began",
-        "_departed",
-        "_departed_s",
-        "_ended",
-        "_ended_s",
+        "_bins",
         "_limit_s",
         "_live",
         "_recompute_at",
@@ -40,11 +40,7 @@ class Patience:
     )
 
     def __init__(self) -> None:
-        self._began = [0.0] * _BINS  # calls by the time at which we began to watch them,
-        self._ended = [0.0] * _BINS  # calls that ended, by the time of their end,
-        self._ended_s = [0.0] * _BINS  # and the sum of those times,
-        self._departed = [0.0] * _BINS  # and the same for clients that left
-        self._departed_s = [0.0] * _BINS
+        self._bins = array("d")  # empty until something was observed
         self._seen = 0.0
         self._limit_s = math.inf
         self._live: dict[object, tuple[float, float]] = {}  # waiting now: since when, and from which moment of the wait watched
@@ -60,23 +56,29 @@ class Patience:
 
     def observe(self, from_s: float, to_s: float, *, client_left: bool) -> None:
         """Note that a client waited from one time after its arrival to another, and whether it left then."""
-        at = _bin(to_s)
-        self._began[_bin(from_s)] += 1
+        bins = self._bins
+        if not bins:
+            bins = self._bins = array("d", bytes(8 * _PER_BIN * _BINS))
+        at = _PER_BIN * _bin(to_s)
+        bins[_PER_BIN * _bin(from_s) + _BEGAN] += 1
         self._seen += 1
         if client_left:
             self.departures += 1
-            self._departed[at] += 1
-            self._departed_s[at] += to_s
+            bins[at + _DEPARTED] += 1
+            bins[at + _DEPARTED_S] += to_s
         else:
-            self._ended[at] += 1
-            self._ended_s[at] += to_s
+            bins[at + _ENDED] += 1
+            bins[at + _ENDED_S] += to_s
         if self._seen >= 2 * _MEMORY:
             self._fade()
 
     def _fade(self) -> None:
-        for counts in (self._began, self._ended, self._ended_s, self._departed, self._departed_s):
-            counts[:] = [count / 2 for count in counts]
+        self._bins = array("d", [count / 2 for count in self._bins])
         self._seen /= 2
+
+    def _by_time(self, what: int) -> array[float]:
+        """Return one of the counts for all bins."""
+        return self._bins[what::_PER_BIN]
 
     @property
     def limit_s(self) -> float:
@@ -101,26 +103,27 @@ class Patience:
     def _breaks_off(self, at_s: float, now: float) -> bool:
         """Return whether some clients left at about that time and hardly any stayed longer."""
         first, last = _bin(at_s / _ALIKE), _bin(at_s * _CLIFF)
-        departed = sum(self._departed[first : last + 1])
-        stayed = sum(self._departed[last + 1 :]) + sum(self._ended[last + 1 :])
+        left = self._by_time(_DEPARTED)
+        departed = sum(left[first : last + 1])
+        stayed = sum(left[last + 1 :]) + sum(self._by_time(_ENDED)[last + 1 :])
         stayed += sum(now - since > at_s * _CLIFF for since, _ in self._live.values())
         return departed >= _ENOUGH_ALIKE and stayed <= _STAY_SHARE * departed
 
     def _compute_limit(self, now: float) -> float:
-        began = self._began.copy()
+        began, all_ended, ended_s, all_departed_s = map(self._by_time, (_BEGAN, _ENDED, _ENDED_S, _DEPARTED_S))
         still = [0.0] * _BINS  # clients still waiting, by the time waited so far
         for since, from_s in self._live.values():
             if now >= since + from_s:
                 began[_bin(from_s)] += 1
                 still[_bin(now - since)] += 1
         watched, stay, edge_s = 0.0, 1.0, math.inf  # `edge_s`: when the first of them leave
-        for at, departed in enumerate(self._departed):
+        for at, departed in enumerate(self._by_time(_DEPARTED)):
             watched += began[at]
-            ended = self._ended[at]
+            ended = all_ended[at]
             if departed:
-                departed_s = self._departed_s[at] / departed
+                departed_s = all_departed_s[at] / departed
                 # A call that ended shortly before the others left was no longer waiting then.
-                waited = watched - ended if ended and self._ended_s[at] / ended < departed_s else watched
+                waited = watched - ended if ended and ended_s[at] / ended < departed_s else watched
                 stay *= max(1 - departed / max(waited, departed), 0.0)
                 if stay < 1 - _STAY_SHARE:
                     edge_s = min(edge_s, departed_s)
