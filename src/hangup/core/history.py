@@ -233,10 +233,10 @@ class _Seen:
             ends[reason.outcome] += count
         new = ends - self.ends
         not_served = sum(count for outcome, count in new.items() if outcome in _NOT_SERVED)
-        first, queue = _grown(series.first_token_s.counts, self.first_token), _grown(series.queue_s.counts, self.queue)
-        self.change = Group(new.total(), not_served, first, queue)
+        first_token, queue = series.first_token_s.counts, series.queue_s.counts
+        self.change = Group(new.total(), not_served, _grown(first_token, self.first_token), _grown(queue, self.queue))
         self.ends, self.calls = ends, ends.total()
-        self.first_token, self.queue = list(series.first_token_s.counts), list(series.queue_s.counts)
+        self.first_token, self.queue = first_token, queue
         return new
 
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from typing import Final, NamedTuple
 
 from hangup.core.call import Call
-from hangup.core.histogram import SECONDS, TOKENS, Histogram
+from hangup.core.histogram import SECONDS, TOKENS, Exemplar, Histogram
 from hangup.core.reasons import Outcome, Reason
 
 OTHER: Final = "other"  # stands for all names beyond the bound
@@ -33,30 +33,98 @@ class Labels(NamedTuple):
     backend: str
 
 
-class CallSeries:
-    """Counters and histograms of the calls of one route, tenant, model and backend."""
+_WIDTH = len(SECONDS) + 1
+_FIRST_TOKEN, _GAP, _QUEUE, _TOTAL = range(0, 4 * _WIDTH, _WIDTH)  # where each histogram begins
 
-    __slots__ = ("ends", "first_token_s", "gap_s", "labels", "queue_s", "total_s")
+
+class CallSeries:
+    """Counters and histograms of the calls of one route, tenant, model and backend.
+
+    A call touches all of it at its end, so it is made of few objects: with many series, most of them are not in the processor's
+    caches.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_exemplars",
+        "_first_token_sum_s",
+        "_gap_sum_s",
+        "_queue_sum_s",
+        "_total_sum_s",
+        "delivered",
+        "ends",
+        "is_rest",
+        "labels",
+        "wasted",
+    )
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
+        self.is_rest = labels[1:] == (OTHER, OTHER, OTHER)  # it has all calls of its route that have no series of their own
         self.ends: defaultdict[tuple[Reason, int], int] = defaultdict(int)  # reason, first digit of the status
-        self.first_token_s = Histogram()
-        self.gap_s = Histogram()  # a call's average time between two tokens
-        self.queue_s = Histogram()
-        self.total_s = Histogram()
+        self.delivered = 0  # tokens; not counted here if `is_rest`,
+        self.wasted = 0  # nor these
+        self._counts = [0] * (4 * _WIDTH)  # of four histograms, one after the other
+        self._first_token_sum_s = self._gap_sum_s = self._queue_sum_s = self._total_sum_s = 0.0
+        self._exemplars: dict[int, Exemplar] = {}  # the latest traced call, by place in `_counts`
 
-    def show(self, call: Call) -> None:
+    def add(self, call: Call, *, has_tokens: bool) -> None:
+        """Add the times of an ended call."""
+        assert call.ended_at is not None
+        counts, sent, received, first = self._counts, call.sent_at, call.received_at, call.first_token_at
+        total_s = call.ended_at - call.started_at
+        counts[_TOTAL + bisect_left(SECONDS, total_s)] += 1
+        self._total_sum_s += total_s
+        if sent is not None and received is not None:
+            counts[_QUEUE + bisect_left(SECONDS, sent - received)] += 1
+            self._queue_sum_s += sent - received
+        if first is not None and has_tokens:
+            counts[_FIRST_TOKEN + bisect_left(SECONDS, first - call.started_at)] += 1
+            self._first_token_sum_s += first - call.started_at
+            if call.tokens_out > 1:
+                gap_s = (call.progress_at - first) / (call.tokens_out - 1)
+                counts[_GAP + bisect_left(SECONDS, gap_s)] += 1
+                self._gap_sum_s += gap_s
+        if call.span_id:
+            self._show(call, has_tokens)
+
+    def _show(self, call: Call, has_tokens: bool) -> None:
         """Keep a traced call as an example."""
         assert call.ended_at is not None
-        at, trace, first, sent = call.ended_at, call.trace_id, call.first_token_at, call.sent_at
-        self.total_s.show(trace, at - call.started_at, at)
+        at, first, sent = call.ended_at, call.first_token_at, call.sent_at
+        values = {_TOTAL: at - call.started_at}
         if sent is not None and call.received_at is not None:
-            self.queue_s.show(trace, sent - call.received_at, at)
-        if first is not None and call.outcome is not _ENGINE_REFUSED:
-            self.first_token_s.show(trace, first - call.started_at, at)
+            values[_QUEUE] = sent - call.received_at
+        if first is not None and has_tokens:
+            values[_FIRST_TOKEN] = first - call.started_at
             if call.tokens_out > 1:
-                self.gap_s.show(trace, (call.progress_at - first) / (call.tokens_out - 1), at)
+                values[_GAP] = (call.progress_at - first) / (call.tokens_out - 1)
+        for begin, value in values.items():
+            self._exemplars[begin + bisect_left(SECONDS, value)] = Exemplar(call.trace_id, value, at)
+
+    @property
+    def first_token_s(self) -> Histogram:
+        return self._histogram(_FIRST_TOKEN, self._first_token_sum_s)
+
+    @property
+    def gap_s(self) -> Histogram:
+        """Return the histogram of calls' average times between two tokens."""
+        return self._histogram(_GAP, self._gap_sum_s)
+
+    @property
+    def queue_s(self) -> Histogram:
+        return self._histogram(_QUEUE, self._queue_sum_s)
+
+    @property
+    def total_s(self) -> Histogram:
+        return self._histogram(_TOTAL, self._total_sum_s)
+
+    def _histogram(self, begin: int, sum_s: float) -> Histogram:
+        histogram = Histogram()
+        histogram.counts = self._counts[begin : begin + _WIDTH]
+        histogram.sum = sum_s
+        histogram.exemplars = {at - begin: shown for at, shown in self._exemplars.items() if begin <= at < begin + _WIDTH}
+        return histogram
 
 
 class Ledger:
@@ -65,10 +133,10 @@ class Ledger:
     def __init__(self, label_sets_max: int = LABEL_SETS_MAX, histograms_max: int = HISTOGRAMS_MAX) -> None:
         self.histograms_max = histograms_max  # pairs of model and backend that the metrics show apart
         self.series: dict[tuple[str, str, str, str], CallSeries] = {}  # by `Labels`, oldest first
-        self.tokens: Counter[tuple[str, str, str]] = Counter()  # tenant, backend, delivered | wasted | zombie
         self.tokens_out = Histogram(TOKENS)
         self.tokens_in = Histogram(TOKENS)
         self._label_sets_max = label_sets_max
+        self._tokens: Counter[tuple[str, str, str]] = Counter()  # those that are in no series, as in `tokens`
         self._models: set[str] = set()  # those that a backend has served
 
     @property
@@ -80,52 +148,51 @@ class Ledger:
                 calls[series.labels.route, reason.outcome, reason.code] += count
         return calls
 
+    @property
+    def tokens(self) -> Counter[tuple[str, str, str]]:
+        """Return the output tokens by tenant, backend and delivered | wasted | zombie."""
+        tokens = self._tokens.copy()
+        for series in self.series.values():
+            _, tenant, _, backend = series.labels
+            if series.delivered:
+                tokens[tenant, backend, "delivered"] += series.delivered
+            if series.wasted:
+                tokens[tenant, backend, "wasted"] += series.wasted
+        return tokens
+
     def record(self, call: Call) -> None:
         reason = call.reason
         assert reason is not None and call.ended_at is not None
         series = self.series.get((call.route, call.tenant, call.model, call.backend)) or self._series_of(call)
         series.ends[reason, call.status // 100] += 1
         if call.tokens_out:
-            key = (call.tenant, call.backend, "delivered" if delivered(call) else "wasted")
-            if key in self.tokens:  # the usual case
-                self.tokens[key] += call.tokens_out
+            got = delivered(call)
+            if series.is_rest:
+                self.add_tokens(call.tenant, call.backend, "delivered" if got else "wasted", call.tokens_out)
+            elif got:
+                series.delivered += call.tokens_out
             else:
-                self.add_tokens(*key, call.tokens_out)
+                series.wasted += call.tokens_out
         if reason.outcome is _REFUSED:
             return
+        has_tokens = call.first_token_at is not None and reason.outcome is not _ENGINE_REFUSED  # an error has none
+        series.add(call, has_tokens=has_tokens)
         # As `Histogram.observe`, without a function call for each: every call passes here.
-        total, part = call.ended_at - call.started_at, series.total_s
-        part.counts[bisect_left(SECONDS, total)] += 1
-        part.sum += total
-        sent, received, first = call.sent_at, call.received_at, call.first_token_at
-        if sent is not None and received is not None:
-            queued, part = sent - received, series.queue_s
-            part.counts[bisect_left(SECONDS, queued)] += 1
-            part.sum += queued
         if call.tokens_in is not None:
             part = self.tokens_in
             part.counts[bisect_left(TOKENS, call.tokens_in)] += 1
             part.sum += call.tokens_in
-        if first is not None and reason.outcome is not _ENGINE_REFUSED:  # an error has no tokens
+        if has_tokens:
             part = self.tokens_out
             part.counts[bisect_left(TOKENS, call.tokens_out)] += 1
             part.sum += call.tokens_out
-            waited, part = first - call.started_at, series.first_token_s
-            part.counts[bisect_left(SECONDS, waited)] += 1
-            part.sum += waited
-            if call.tokens_out > 1:
-                gap, part = (call.progress_at - first) / (call.tokens_out - 1), series.gap_s
-                part.counts[bisect_left(SECONDS, gap)] += 1
-                part.sum += gap
-        if call.span_id:
-            series.show(call)
 
     def add_tokens(self, tenant: str, backend: str, fate: str, count: int) -> None:
         """Count tokens. The sum of each backend stays exact, however many tenants use it."""
         key = (tenant, backend, fate)
-        if len(self.tokens) >= self._label_sets_max and key not in self.tokens:
+        if len(self.series) + len(self._tokens) >= self._label_sets_max and key not in self._tokens:
             key = (OTHER, backend, fate)
-        self.tokens[key] += count
+        self._tokens[key] += count
 
     def _series_of(self, call: Call) -> CallSeries:
         """Return the series of a call that is the first of its kind, or goes under another name."""
