@@ -37,6 +37,17 @@ def test_a_call_goes_only_where_it_can_be_answered() -> None:
     assert started(admission.arrive(Ticket(5, eligible=A), "t", 0.0)) == [(5, "a")]
 
 
+def test_each_backend_learns_from_every_first_token_and_all_together_from_one_in_a_millisecond() -> None:
+    admission = new_admission(slots=4)
+    tickets = [Ticket(at, prompt=10) for at in range(4)]
+    for ticket in tickets:
+        admission.arrive(ticket, "t", 0.0)
+    for ticket, now in zip(tickets, (1.0, 1.0, 1.0005, 1.0011), strict=True):
+        admission.first_token(ticket, now)
+    assert [load.estimates.first_token.seen for load in admission.fleet.loads] == [2, 2]
+    assert admission.fleet.estimates.first_token.seen == 2
+
+
 def test_those_who_wait_for_a_full_backend_stand_in_nobodys_way() -> None:
     admission = new_admission()
     runs_a, runs_b = Ticket("a0", eligible=A), Ticket("b0", eligible=B)

@@ -57,7 +57,9 @@ class BackendGroup:
                 heapq.heappop(heap)
                 load.entered = NOT_ENTERED  # it gets a new entry when it has room again
             else:
-                load_now = load.in_flight / load.weight + (0.0 if load.health.trust is _TRUSTED else _LAST)  # as `order`
+                load_now = load.in_flight / load.weight if load.in_flight else 0.0  # as `order`
+                if load.health.trust is not _TRUSTED:
+                    load_now += _LAST
                 if entry[0] == load_now and entry[1] == load.turn:
                     return entry
                 heapq.heapreplace(heap, (load_now, load.turn, load.heap_entry, load))
@@ -68,4 +70,5 @@ class BackendGroup:
 
 def order(load: BackendLoad) -> float:
     """Return the key by which the lowest backend is chosen first."""
-    return load.in_flight / load.weight + (0.0 if load.health.trust is _TRUSTED else _LAST)
+    share = load.in_flight / load.weight if load.in_flight else 0.0  # one object for all that are idle: quick to compare
+    return share if load.health.trust is _TRUSTED else share + _LAST

@@ -8,6 +8,7 @@ first-token times scatter has most of them above it without being late.
 from __future__ import annotations
 
 import math
+from array import array
 from typing import Final
 
 _SAMPLES: Final = 32  # samples to keep for each size; once there are that many,
@@ -67,7 +68,7 @@ class _Samples:
     __slots__ = ("_best", "_new", "_recent", "usual")
 
     def __init__(self, seconds: float) -> None:
-        self._recent = [seconds]
+        self._recent = array("d", [seconds])  # no list: its numbers would be all over the memory
         self._best = math.inf
         self._new = 0
         self.usual = seconds

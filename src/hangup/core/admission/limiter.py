@@ -143,10 +143,7 @@ class LearnedLimit:
         self.unlimited = False  # it gets every call: the common case, which must cost almost nothing
         self.refused_max = math.inf  # the most calls at a time, by its refusals,
         self.slow_max = math.inf  # and by its step time
-        self._usual = {
-            True: FirstTokenTimes(),
-            False: FirstTokenTimes(),
-        }  # calls whose first token is visible, and whole answers
+        self._usual = (FirstTokenTimes(), FirstTokenTimes())  # of whole answers, and of calls whose first token is visible
         self._reads_s = 0.0  # usual first-token time of the current mix of calls
         self._late = 0.0  # recent share of first tokens that were late
         self._reports_none_waiting = False  # the engine itself says that no calls wait

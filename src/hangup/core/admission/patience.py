@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from typing import Final
 
 _FIRST_S: Final = 0.05  # where the first bin ends
 _BINS_PER_OCTAVE: Final = 16
