@@ -35,6 +35,34 @@ _KEY_PROTOCOL: Final = b"openai-insecure-api-key."  # browsers cannot send a key
 
 
 class Backend:
+    __slots__ = (
+        "__weakref__",
+        "_alike",
+        "_dropped",
+        "_dropped_without_key",
+        "_host",
+        "_key",
+        "_prefix",
+        "_slots_given",
+        "adapter",
+        "facts",
+        "facts_known",
+        "fault",
+        "has_peers",
+        "inquiries",
+        "last_output_at",
+        "limits",
+        "load",
+        "model_rows",
+        "models_asked_at",
+        "name",
+        "passes_client_key",
+        "pinned",
+        "pool",
+        "settings",
+        "slots",
+    )
+
     def __init__(
         self,
         settings: BackendSettings,

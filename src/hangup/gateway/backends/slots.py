@@ -6,6 +6,8 @@ from hangup.core.reaper import Slot
 
 
 class SlotPool:
+    __slots__ = ("_free", "_looked", "_others", "_seen", "_taken", "count")
+
     def __init__(self) -> None:
         self.count = 0  # slots of the engine; 0 where calls are not pinned
         self._free: list[int] = []
