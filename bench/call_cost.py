@@ -105,6 +105,8 @@ def _with_id(message: bytes, name: bytes, number: int) -> bytes:
 class _Transport(asyncio.Transport):
     """Takes what is written, and forgets it."""
 
+    __slots__ = ("written",)
+
     def __init__(self) -> None:
         super().__init__()
         self.written = 0
