@@ -41,6 +41,8 @@ class Caller:
     def take(self, data: bytes) -> None:
         self.body += data
 
+    def engine_leaving(self) -> None: ...
+
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
         self.lost = True
 

@@ -25,7 +25,7 @@ _NONE: Final = Evidence.NONE  # Python 3.11 takes as long for a member of an enu
 _AT_ONCE_S: Final = 0.001  # from the first token to the end of an answer that came in one piece
 _SCANNED_MAX: Final = 8  # so few eligible backends need no group: they are compared one by one
 _GROUPS_MAX: Final = 16  # each load that changes must be entered into all groups that it is in
-_LEARN_S: Final = 0.001  # the estimate over all backends learns from one first token in this time: that is enough
+_LEARN_S = 0.001  # the estimate over all backends learns from one first token in this time: that is enough
 _GROUP_KEPT_S: Final = 1.0  # at least, so that more sets than groups do not make and drop groups all the time
 
 

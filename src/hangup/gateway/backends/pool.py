@@ -63,7 +63,7 @@ Dial = Callable[[Callable[[], EngineConnection]], EngineConnection]  # joins a n
 class Pool:
     """Opens, keeps and ages connections; `open` holds each one until it is closed."""
 
-    __slots__ = ("_closed", "_dial", "_idle", "_loop", "_sweep", "_tls", "address", "limits", "open", "secret")
+    __slots__ = ("_closed", "_dial", "_idle", "_loop", "_near", "_sweep", "_tls", "address", "limits", "open", "secret")
 
     def __init__(
         self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
