@@ -131,11 +131,57 @@ def test_a_path_that_ends_in_completion(path: str) -> None:
     [
         "reply = await ask(text); link = store.save(reply); return {'link': link['url'], 'words': len(reply)}",
         "reply = await ask(text); store.save(reply); return {'preview': reply[:100], 'id': reply.id}",
+        "made = await ask(text); return {'ids': [str(one.id) for one in made], 'count': len(made), 'type': made.quiz_type}",
+        "reply = await ask(text); status = store.save(reply); return {'status': status}",
         "outcome = await ask(text); return {'done': outcome.get('status'), 'book': outcome.get('book_id')}",
     ],
 )
 def test_an_id_a_link_or_a_length_is_no_answer(body: str) -> None:
     assert codes(ANSWER.format(body=body)) == []
+
+
+KEPT = """
+    from fastapi import FastAPI
+    from openai import AsyncOpenAI
+
+    app = FastAPI()
+    client = AsyncOpenAI()
+
+    async def ask(text):
+        return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+
+    async def make(db, text, out):
+        result = {{"status": "skipped", "chars": 0}}
+        if not text:
+            return result
+        reply = await ask(text)
+        {body}
+        result["status"] = "ok"
+        return result
+
+    @app.post("/portrait")
+    async def portrait(text: str, db: object, out: list):
+        return await make(db, text, out)
+"""
+
+
+@pytest.mark.parametrize("body", ["await db.save(reply)", "result['chars'] = len(reply); db.add(reply)"])
+def test_a_function_that_stores_a_generation_and_returns_a_status(body: str) -> None:
+    assert codes(KEPT.format(body=body)) == []
+
+
+@pytest.mark.parametrize("body", ["result['text'] = reply", "out.append(reply)", "out.text = reply", "return {'text': reply}"])
+def test_a_function_that_passes_a_generation_on(body: str) -> None:
+    assert codes(KEPT.format(body=body)) == ["HU004"]
+
+
+@pytest.mark.parametrize(
+    "name", ["run_digest_for_all_users", "backfill_contacts", "fire_notification", "generate_gemini_image", "build_dataset"]
+)
+def test_batches_messages_and_pictures_by_their_names(name: str) -> None:
+    source = dedent(ANSWER.format(body="return await ask(text)"))
+    assert codes(source.replace("ask(", f"{name}(")) == []
+    assert codes(source.replace("ask(", "generate_from_image(")) == ["HU004"]
 
 
 def test_who_does_not_await_what_a_function_returns_gets_the_answer() -> None:

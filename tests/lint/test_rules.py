@@ -194,6 +194,22 @@ def test_shields_under_other_names_and_scopes() -> None:
     assert codes(source.replace("engine.generate", "engine.release")) == []
 
 
+def test_a_shield_against_a_timeout_alone() -> None:
+    source = """
+        import asyncio
+
+        async def answer(engine, prompt):
+            task = asyncio.create_task(engine.generate(prompt))
+            try:
+                while not task.done():
+                    yield await asyncio.wait_for(asyncio.shield(task), 5)
+            finally:
+                {end}
+    """
+    assert "HU009" not in codes(source.replace("{end}", "task.cancel()"))
+    assert "HU009" in codes(source.replace("{end}", "print('end')"))
+
+
 def test_a_middleware_hides_nothing_where_nobody_polls() -> None:
     source = """
         from starlette.middleware.base import BaseHTTPMiddleware

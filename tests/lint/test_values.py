@@ -159,11 +159,45 @@ SYNC = """
             "        answer = client.beta.threads.runs.retrieve(thread_id='t', run_id=answer.id)",
         ),
         ("import requests", "answer = requests.post(request.url, json={'contents': [], 'generationConfig': {}})"),
+        (
+            "from openai import OpenAI; client = OpenAI() if KEY else None",
+            "answer = client.responses.create(model='m', input='')",
+        ),
+        (
+            "import requests",
+            "answer = requests.post(f'https://g/v1/{request.model}:generateContent?key={KEY}', json=request.json)",
+        ),
+        ("from llama_index import load; index = load()", "answer = index.query(request.json)"),
+        ("from transformers import pipeline; pipe = pipeline('text-generation')", "answer = pipe(request.json)"),
         ("import langgraph, graphs", "answer = [step for _, step in enumerate(graphs.agent_graph.stream({}))]"),
     ],
 )
 def test_calls_of_more_sdks(imports: str, call: str) -> None:
     assert [f.code for f in lint_source(dedent(SYNC).replace("{imports}", imports).replace("{call}", call))] == ["HU004"]
+
+
+def test_a_pipeline_that_classifies_writes_no_text() -> None:
+    source = dedent(SYNC).replace("{imports}", "from transformers import pipeline; pipe = pipeline('sentiment-analysis')")
+    assert lint_source(source.replace("{call}", "answer = pipe(request.json)")) == []
+
+
+def test_a_thread_with_a_timeout_is_waited_for() -> None:
+    source = """
+        import asyncio
+        from fastapi import FastAPI
+        from openai import OpenAI
+
+        app = FastAPI()
+        client = OpenAI()
+
+        def complete(text):
+            return client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+
+        @app.post("/ask")
+        async def ask(text: str):
+            return await asyncio.wait_for(asyncio.to_thread(complete, text), timeout=30)
+    """
+    assert [f.code for f in lint_source(dedent(source))] == ["HU004"]
 
 
 def test_a_stream_that_the_handler_reads_to_its_end() -> None:

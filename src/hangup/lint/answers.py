@@ -16,7 +16,11 @@ from typing import NamedTuple
 _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
 _STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse"})
-_ABOUT = re.compile(r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at)$", re.I)
+_ABOUT = re.compile(
+    r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at|type|kind|level|language|version|length|duration)$",
+    re.I,
+)
+_HANDS_OVER = re.compile(r"append|extend|update|insert|put|send|emit|write|set|push|yield|publish|message", re.I)
 _PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
 _Handler = ast.FunctionDef | ast.AsyncFunctionDef
 _After = dict[int, frozenset[ast.Return]]  # id of a statement -> the returns that may follow it
@@ -52,6 +56,62 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     return found
 
 
+def calls_kept(function: _Handler) -> set[int]:
+    """Return the ids of the calls in a function whose results it keeps: it returns a status, an id or a number.
+
+    What it gives to its parameters, or to the instance, may be read there. Only functions that return plain values written
+    on the spot are looked at: the others pass something on.
+    """
+    statements = list(_statements(function.body))
+    returned = [s.value for s in statements if isinstance(s, ast.Return) and s.value is not None]
+    made = {
+        target.id
+        for s in statements
+        if isinstance(s, (ast.Assign, ast.AnnAssign)) and isinstance(s.value, ast.Dict)
+        for target in (s.targets if isinstance(s, ast.Assign) else [s.target])
+        if isinstance(target, ast.Name)
+    }
+    plain = [_is_plain(value) or (isinstance(value, ast.Name) and value.id in made) for value in returned]
+    if not all(plain) or not any(isinstance(value, (ast.Dict, ast.Name)) for value in returned):
+        return set()
+    given = function.args
+    parameters = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    flows = [
+        _flow(statement, *flow)
+        for statement in statements
+        for flow in _flows(statement, walrus=True)
+        if not isinstance(statement, ast.Expr) or _hands_over(statement.value)
+    ]
+    flows = [
+        flow._replace(names=_names(*_telling(flow.statement.value)))
+        if isinstance(flow.statement, ast.Assign) and isinstance(flow.statement.targets[0], ast.Subscript)
+        else flow
+        for flow in flows
+    ]
+    live = _names(*(part for value in returned for part in _telling(value))) | parameters
+    tests = {number for s in statements if isinstance(s, (ast.If, ast.While)) for number in _calls(s.test)}
+    return tests | {number for flow in _unreached(flows, live) for number in flow.calls}
+
+
+def _unreached(flows: list[_Flow], live: set[str]) -> list[_Flow]:
+    """Return the flows that change nothing on which these names depend; the names grow by what they depend on."""
+    quiet = flows
+    while reaching := [flow for flow in quiet if not flow.changed.isdisjoint(live)]:
+        quiet = [flow for flow in quiet if flow.changed.isdisjoint(live)]
+        live.update(*(flow.names for flow in reaching))
+    return quiet
+
+
+def _is_plain(value: ast.expr) -> bool:
+    return isinstance(value, (ast.Dict, ast.Constant)) or (isinstance(value, ast.Tuple) and all(map(_is_plain, value.elts)))
+
+
+def _hands_over(value: ast.expr) -> bool:
+    """Return whether a statement gives something to who holds the receiver: out.append(text), await queue.put(text)."""
+    call = value.value if isinstance(value, ast.Await) else value
+    return not isinstance(call, ast.Call) or _HANDS_OVER.search(_name(call)) is not None
+
+
 def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: list[_Flow]) -> set[int]:
     """Return the calls that have no part in what is returned in these places."""
     returned = [s.value for s in returns if s.value is not None]
@@ -63,9 +123,7 @@ def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: 
             *(part for value in returned for part in _telling(value)),
             *(test for s in statements if (test := _deciding(s, returns)) is not None),
         )
-        while reaching := [flow for flow in quiet if not flow.changed.isdisjoint(live)]:
-            quiet = [flow for flow in quiet if flow.changed.isdisjoint(live)]
-            live.update(*(flow.names for flow in reaching))
+        quiet = _unreached(flows, live)
     return {number for flow in quiet for number in flow.calls}
 
 
@@ -77,6 +135,8 @@ def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
             names.add(node.id)
         elif isinstance(node, ast.Call):
             calls.add(id(node))
+    if isinstance(statement, ast.Assign) and all(_ABOUT.search(name) for name in changed):
+        names = set()  # `status = store(text)` tells nothing of the text
     return _Flow(statement, changed, names - _BUILTINS, calls)
 
 
@@ -170,8 +230,19 @@ def _telling(value: ast.AST) -> Iterator[ast.AST]:
         node = todo.pop()
         if isinstance(node, ast.Name):
             yield node
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+            todo.extend(_of_comprehension(node))
         elif not _is_about(node):
             todo.extend(ast.iter_child_nodes(node))
+
+
+def _of_comprehension(node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Iterator[ast.AST]:
+    """Yield what is telling in `[quiz.id for quiz in made]`: nothing, since only ids of what was made are in it."""
+    own = {name for part in node.generators for name in _changed(part.target)}
+    told = {name.id for name in _telling(node.elt) if isinstance(name, ast.Name)}
+    yield from (ast.Name(name) for name in told - own)
+    if told & own:
+        yield from (part.iter for part in node.generators)
 
 
 def _is_about(node: ast.AST) -> bool:

@@ -7,8 +7,9 @@ import re
 from collections import defaultdict
 
 from hangup.lint import spawns, vocabulary
-from hangup.lint.answers import calls_for_stream, calls_outside_answer
+from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
+from hangup.lint.guards import Guards, defaults
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
@@ -29,6 +30,7 @@ _WATCHING_WORDS = (
     "context.cancelled",
     "on_connection_close",
 )
+_KEEPING_WORDS = ('"status"', "'status'", '"ok"', '"success"', "'ok'", "'success'", "_id", "_count", "count")
 _STARTING = frozenset({"create_task", "ensure_future", "to_thread", "run_in_executor"})  # what they are given runs apart
 _WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
 # Calls of these say nothing about inference and are by far the most.
@@ -63,7 +65,9 @@ class _Extract:
             set()
         )  # parameters of the function that are the framework's request, not the model of its body
         self.walrus = ":=" in text
+        self.may_keep = any(word in text for word in _KEEPING_WORDS)
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
+        self.guards = Guards(module.top)
         self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
 
     def run(self) -> FileFacts:
@@ -119,6 +123,8 @@ class _Extract:
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
         ]
+        self.guards = Guards(scope)
+        made.choices = self.guards.choices
         for site in scope.calls:
             self.call(made, site)
         if isinstance(node, ast.Lambda):
@@ -131,8 +137,10 @@ class _Extract:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return set()
         may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
-        if not may_be_handler or made.yields:
+        if made.yields:
             return set()
+        if not may_be_handler:
+            return calls_kept(node) if made.name and self.may_keep else set()
         return calls_outside_answer(node, walrus=self.walrus) | calls_for_stream(node)
 
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -140,12 +148,13 @@ class _Extract:
         made.abstract = all(isinstance(s, (ast.Pass, ast.Raise)) or _is_constant(s) for s in node.body)
         made.handler, made.route = handler(module, scope, self.framework, self.bases)
         made.path = route_path(scope)
-        defaults = dict(zip(reversed([a.arg for a in node.args.args]), reversed(node.args.defaults), strict=False))
+        made.without = defaults(node)
+        values = dict(zip(reversed([a.arg for a in node.args.args]), reversed(node.args.defaults), strict=False))
         for parameter in scope.parameters:
-            provided = _depends(defaults.get(parameter.arg)) or _annotated_depends(parameter.annotation)
+            provided = _depends(values.get(parameter.arg)) or _annotated_depends(parameter.annotation)
             if provided:
                 made.provided[parameter.arg] = provided
-            made.parameters[parameter.arg] = annotation(parameter.annotation) or provided or _name(defaults.get(parameter.arg))
+            made.parameters[parameter.arg] = annotation(parameter.annotation) or provided or _name(values.get(parameter.arg))
         if node.returns is not None and (given := annotation(node.returns)):
             made.returned.append(given + "()")
         names = [module.dotted(d) for d in node.decorator_list]
@@ -183,6 +192,7 @@ class _Extract:
         use, into = self.use(site)
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
         call.unanswered = id(site.node) in self.unanswered
+        self.guards.note(call, site)
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])
             call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)

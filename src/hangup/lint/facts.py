@@ -28,6 +28,10 @@ class CallFacts:
     forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
     gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
+    needs: list[str] = field(default_factory=list)  # parameters without which, by conditions around it, it is not made
+    switches: list[str] = field(default_factory=list)  # settings of the same kind
+    chosen: bool = False  # in one of many branches for values of a parameter
+    given: list[str] = field(default_factory=list)  # arguments: `0` for a false constant, a name, or `*`; `name=` before it
     unanswered: bool = False  # a handler's call whose result has no part in what the handler returns
 
 
@@ -64,6 +68,8 @@ class FunctionFacts:
     receives: bool = False  # reads from a WebSocket
     route: str = ""  # the object whose decorator registered it, while the framework is not known
     parameters: dict[str, str] = field(default_factory=dict)  # name -> reference of its type
+    choices: int = 0  # how many values of a parameter it tells apart, if these are many
+    without: list[str] = field(default_factory=list)  # parameters that are None or False unless they are given
     provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)

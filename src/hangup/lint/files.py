@@ -29,9 +29,10 @@ class SourceFiles:
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
         harmless: Mapping[str, FileEntry] | None = None,
+        orphans: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
-        inference, `harmless` those that lead to none.
+        inference, `harmless` those that lead to none; `orphans` returns those that no application imports.
         """
         self.read = dict(read)
         self._unread = dict(unread or {})
@@ -39,6 +40,8 @@ class SourceFiles:
         self._text = text
         self._below = below
         self.harmless = harmless or {}
+        self.orphans = orphans
+        self._off: dict[str, bool] = {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
@@ -92,6 +95,18 @@ class SourceFiles:
             if word in f" {entry.words} " and method in (text := self._text(path)):
                 found += any(part in c.lower() for c in _CLASS.findall(text) for part in map(str.encode, words))
         return found
+
+    def is_off(self, name: str) -> bool:
+        """Return whether a setting is declared as False, and set to True nowhere."""
+        if name not in self._off:
+            word = re.escape(name.encode())
+            declared = re.compile(rb"^\s+" + word + rb"\s*:\s*bool\s*=\s*(?:Field\(\s*(?:default\s*=\s*)?)?False\b", re.M)
+            switched = re.compile(rb"\b" + word + rb"[\"']?\s*(?::\s*bool\s*)?[=:]\s*True\b")
+            others = {**self._unread, **self.harmless}
+            naming = (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} "))
+            texts = [text for path in naming if name.encode() in (text := self._text(path))]
+            self._off[name] = any(map(declared.search, texts)) and not any(map(switched.search, texts))
+        return self._off[name]
 
     def _has_word(self, path: str, word: str) -> bool:
         return f" {word} " in f" {self._unread[path].words} "

@@ -15,6 +15,7 @@ MAKES = 8  # it may make a model or a chain, which another file may call
 USES = 16  # it may call a model or a chain that another file makes
 IGNORES = 32  # it may hold a comment that ignores findings
 ROUTES = 64  # it has a handler whose path is one of inference
+APPLICATION = 256  # it makes an application that serves, or gives it routers
 FORWARDS = 128  # it may send requests to an address that is not known: inference, if such a handler does
 
 
@@ -137,7 +138,9 @@ def _may_infer(verb: str, name: bytes, line: bytes, words: frozenset[bytes], roo
         return True
     if verb in {"chat", "create_completion", "generate"} and (words & _LOCAL_MODELS or b"ollama" in line.lower()):
         return True
-    if verb in v.INDEX_VERBS and (b"engine" in name.lower() or name == b")" or ("llama_index" in roots and b"llm" in name)):
+    if verb in v.INDEX_VERBS and (
+        b"engine" in name.lower() or name == b")" or ("llama_index" in roots and (b"llm" in name or b"index" in name))
+    ):
         return True
     if verb == "chat" and b"tokenizer" in words:
         return True

@@ -123,9 +123,13 @@ class Names:
                 value: Value | None = Value("module", path)
                 for name in names[size:]:
                     value = self.attribute(value, name, depth - 1) if value is not None else None
+                if value is None and self._leads_nowhere(full, importer):
+                    return Value("made", importer, name=full)  # by a file that is not read, since there is no inference in it
                 return value
         if dots and len(names) == 1 and (path := self.module(dots, importer)):
             return self.attribute(Value("module", path), names[0], depth - 1)
+        if dots and self._leads_nowhere(full, importer):
+            return Value("made", importer, name=full)
         return None if dots or names[0] in _OF_NO_TYPE else Value("made", importer, name=full)
 
     # References
@@ -286,6 +290,22 @@ class Names:
             return []
         return self._by_name(path, number, receiver, verb)
 
+    def _mro(self, value: Value, depth: int = DEPTH) -> set[str] | None:
+        """Return the names of a class of the project and of its bases; None if one of them is not known."""
+        owner = self.classes[value.path].get(value.name)
+        if owner is None or depth <= 0 or (value.name, "__getattr__") in self.members[value.path]:
+            return None
+        found = {value.name}
+        for base in owner.bases:
+            if base in {"ABC", "abc.ABC", "object", "Protocol", "Generic[]"}:
+                continue
+            parent = self.find(value.path, 0, base.removesuffix("[]"))
+            above = self._mro(parent, depth - 1) if parent is not None and parent.kind == "class" else None
+            if above is None:
+                return None
+            found |= above
+        return found
+
     def _concrete(self, key: Key) -> list[Key]:
         """Return what completes an abstract method: in classes that name its class as a base, else anywhere near."""
         abstract = self.function(key)
@@ -322,6 +342,8 @@ class Names:
         if known is not None and known.kind in {"made", "module", "function"}:
             return []
         candidates = self._near(path, self.methods_named(verb))
+        if known is not None and receiver != "self" and (mro := self._mro(known)) is not None:
+            return [k for k in candidates if not mro.isdisjoint(self._bases(k))]  # only a class below it can have the method
         words = words_in(receiver)
         similar = [k for k in candidates if words & words_in(self.function(k).class_name)]
         if similar:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
+from hangup.lint.guards import ALWAYS, Needs, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer
@@ -31,6 +32,9 @@ _MAKERS = {
 }
 
 
+_INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """That a function runs inference, and where: `source` is the call at the end of the chain, in the file `path`."""
@@ -43,6 +47,9 @@ class Runs:
     blocked: bool = False  # somewhere below, a coroutine is blocked: HU005's business
     may_stream: bool = False  # the caller decides
     forwards: bool = False  # only known to send a request somewhere
+    own_loop: bool = False  # by asyncio.run, which works only in a thread without a loop
+    kept: bool = False  # somebody stores what is generated, and returns a status, an id or a number
+    needs: Needs = ALWAYS  # parameters that must be given, or it runs none
     returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
 
 
@@ -61,6 +68,7 @@ class Project:
         self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
         self._handlers: dict[Key, str] = {}
         self._reached: dict[Key, bool] = {}
+        self._chosen: dict[Key, set[int]] = defaultdict(set)  # calls in branches of functions that tell many values apart
         self._unmarked: deque[str] = deque()
         self._graphs: list[
             tuple[Key, int, bool]
@@ -112,7 +120,10 @@ class Project:
         """Return the framework that calls this function for a request; "" if none does."""
         found = self._handlers.get(key)
         if found is None:
-            found = self._handlers[key] = self._own_handler(key) or self._registered_handler(key)
+            found = self._own_handler(key) or self._registered_handler(key)
+            if found in _INCLUDED and key[0] in self.source.orphans():
+                found = ""
+            self._handlers[key] = found
         return found
 
     def _own_handler(self, key: Key) -> str:
@@ -216,13 +227,26 @@ class Project:
         return True
 
     def _mark_direct(self, key: Key, function: FunctionFacts, index: int, call: CallFacts, fresh: deque[Key]) -> None:
+        if self._is_off(call):
+            return
         blocks = call.blocking == 1 or (
             call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument", "given"}
         )
         streams = call.stream == 1
-        runs = Runs(call.ref, key[0], call.place[0], streams, blocks, False, call.stream == UNKNOWN, call.forwards)
+        runs = Runs(
+            call.ref,
+            key[0],
+            call.place[0],
+            streams,
+            blocks,
+            False,
+            call.stream == UNKNOWN,
+            call.forwards,
+            kept=call.unanswered and not function.handler,
+            needs=frozenset({frozenset(call.needs)}) if call.needs else ALWAYS,
+        )
         self.by_call[(*key, index)] = runs
-        if call.into in _SPAWNING:
+        if call.into in _SPAWNING or self._is_rare(key, function, index):
             return
         consumes = self._consumes(function, call)
         if streams and consumes and not function.yields:
@@ -246,6 +270,9 @@ class Project:
         if known is None or _rank(runs) > _rank(known):
             self.runs[key] = runs
             fresh.append(key)
+        elif _rank(runs) == _rank(known) and known.needs and not runs.needs <= known.needs:
+            self.runs[key] = replace(known, needs=either(known.needs, runs.needs))
+            fresh.append(key)
 
     @staticmethod
     def _consumes(function: FunctionFacts, call: CallFacts) -> bool:
@@ -254,6 +281,18 @@ class Project:
             return True
         made = call.ref + "()"
         return any(made in function.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in function.loops)
+
+    def _is_rare(self, key: Key, function: FunctionFacts, index: int) -> bool:
+        """Return whether a call is in one of many branches of which, as far as is known, most run no inference."""
+        if not function.calls[index].chosen:
+            return False
+        chosen = self._chosen[key]
+        chosen.add(index)
+        return 2 * len(chosen) < function.choices
+
+    def _is_off(self, call: CallFacts) -> bool:
+        """Return whether a call is made only with a setting that is off by default."""
+        return any(self.source.is_off(name) for name in call.switches)
 
     def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a call runs this function; of several that it may run, at least half must run inference."""
@@ -266,22 +305,31 @@ class Project:
     def _mark_caller(self, caller: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
         function, callee = self.function(caller), self.function(key)
         call = function.calls[index]
-        if call.direct or caller == key or not self._resolves(caller, call.ref, key):
+        if call.direct or caller == key or self._is_off(call) or not self._resolves(caller, call.ref, key):
+            return
+        needs = needed(call, function, callee, runs.needs)
+        if needs is None:
             return
         lazy = runs.streams or (runs.may_stream and call.stream == 1)
         runs_it = call.into in {"asyncio.run", "run_until_complete"}  # asyncio.run(answer())
         waited = runs.returned and call.use in {"value", "drop", "loop"}  # who does not await it gets the answer itself
+        own_loop = runs.own_loop or (call.into == "asyncio.run" and not _knows_loops(function))
+        if own_loop and function.is_async and not runs.streams:
+            return  # asyncio.run raises where a loop runs already
         here = replace(
             runs,
+            own_loop=own_loop,
+            kept=runs.kept or (call.unanswered and not function.handler),
             streams=lazy,
             blocks=runs.blocks or runs_it or waited,
             may_stream=runs.may_stream and call.stream == UNKNOWN,
+            needs=needs,
             returned=runs.returned and call.use == "return" and not function.is_async,
         )
         known = self.by_call.get((*caller, index))
         if known is None or _rank(here) > _rank(known):
             self.by_call[(*caller, index)] = here
-        if call.into in _SPAWNING:
+        if call.into in _SPAWNING or self._is_rare(caller, function, index):
             return
         if function.yields or (lazy and not self._consumes(function, call)):
             if function.yields or call.use in {"return", "await", "value"}:
@@ -317,6 +365,7 @@ class Project:
     def _mark_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, runs: Runs, fresh: deque[Key]) -> None:
         if (*key, index) in self.by_spawn:
             return
+        runs = replace(runs, needs=ALWAYS, own_loop=False)
         self.by_spawn[(*key, index)] = runs
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
@@ -382,7 +431,21 @@ def _sends_others(function: FunctionFacts) -> bool:
 
 def _rank(runs: Runs) -> int:
     """Return how much is known: that something computes outweighs that it returns a stream, and inference a mere request."""
-    return (0 if runs.forwards else 4) + (0 if runs.streams else 2) + (0 if runs.blocked else 1)
+    return (
+        (0 if runs.forwards else 16)
+        + (0 if runs.streams else 8)
+        + (0 if runs.blocked else 4)
+        + (0 if runs.kept else 2)
+        + (0 if runs.needs else 1)
+    )
+
+
+_LOOPS = frozenset({"get_running_loop", "get_event_loop", "is_running", "submit", "apply"})
+
+
+def _knows_loops(function: FunctionFacts) -> bool:
+    """Return whether a function asks whether a loop runs, or uses a thread then; nest_asyncio.apply() allows several."""
+    return any(_last(call.ref) in _LOOPS for call in function.calls) or bool(function.spawns)
 
 
 def _aliases(function: FunctionFacts, name: str) -> Iterator[str]:

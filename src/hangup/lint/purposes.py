@@ -15,8 +15,16 @@ _CHECKS = re.compile(
 _MEDIA = re.compile(
     r"(^|[_/-])(tts|asr|stt|ocr|speech\w*|transcri\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
     r"|speech|(text|txt|image|img|video|audio)_?to_?(image|video|audio|music)"
-    r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?(images?|videos?|audios?|music|songs?|voices?|sounds?)([_/-]|$)"
+    r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?((?!from|for|with|about|of|to|by|on)[a-z0-9]+[_/-])?(images?|videos?|audios?|music|songs?|voices?|sounds?)([_/-]|$)"
     r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",
+    re.I,
+)
+# It works through what is stored, for all users or as an operator's batch, or sends a message to somebody else.
+_BATCHES = re.compile(
+    r"(^|[_/-])(back_?fill\w*|re_?process_all)([_/-]|$)|[_-]for_(all|every)([_-]|$)"
+    r"|(^|[_/-])memor(y|ies)[_/-](digests?|consolidat\w*)([_/-]|$)|(^|[_/-])(memor(y|ies)|weekly|nightly|daily)[_/-]consolidat\w*"
+    r"|(^|_)(generate|build|create)_(\w+_)?(datasets?|testsets?|benchmarks?)(_|$)"
+    r"|(^|_)(send|fire|push|dispatch|deliver)_(\w+_)?(notifications?|emails?|alerts?|sms|digests?)(_|$)",
     re.I,
 )
 # Who calls it waits for no answer: another service, or an operator who wants something stored.
@@ -31,7 +39,7 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 def is_no_answer(name: str) -> bool:
     """Return whether a function with this name generates no text for a client."""
     words = _CAMEL.sub("_", name)
-    return _CHECKS.search(words) is not None or _MEDIA.search(words) is not None
+    return any(pattern.search(words) is not None for pattern in (_CHECKS, _MEDIA, _BATCHES))
 
 
 def has_no_client(name: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from hangup.lint import hints
-from hangup.lint.hints import BASES, FORWARDS, IGNORES, INFERENCE, MAKES, ROUTES, SERVING, USES
+from hangup.lint.hints import APPLICATION, BASES, FORWARDS, IGNORES, INFERENCE, MAKES, ROUTES, SERVING, USES
 
 Pair = tuple[str, str]  # a module's parent and its own name; the parent is "" if the import does not name it
 
@@ -24,6 +24,11 @@ _NAME = re.compile(rb"[A-Za-z_]\w*(?=\s*(?:,|\)|$|\s+as\s))", re.M)
 _SERVING = frozenset(
     b"fastapi starlette litestar flask flask_restful flask_restx quart sanic django rest_framework ninja tornado bottle"
     b" BaseHTTPRequestHandler".split()
+)
+# A file that makes an application, or gives it routers.
+_APPLICATION = re.compile(
+    rb"\b(?:FastAPI|Flask|Starlette|Litestar|Quart|Sanic|OpenAPI|APIFlask)\("
+    rb"|app(?:lication)?\s*\.\s*(?:include_routers?|register_blueprints?|mount|add_routes)\("
 )
 _BASES = frozenset({b"abstractmethod", b"NotImplementedError", b"ABC"})
 _ROUTE = re.compile(
@@ -46,6 +51,8 @@ def says(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
         found |= SERVING
         if _ROUTE.search(data):
             found |= ROUTES
+        if _APPLICATION.search(data):
+            found |= APPLICATION
     if words & _BASES:
         found |= BASES
     return found | IGNORES if b"hangup:" in data else found
@@ -119,15 +126,15 @@ def choose(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> Selec
         return (f for above, name in imported[path] for parent, f in modules.get(name, ()) if above in {"", parent})
 
     computing = INFERENCE | MAKES | FORWARDS
-    reached = _closure((path for path, what in said.items() if what & SERVING), used)
+    reached = closure((path for path, what in said.items() if what & SERVING), used)
     bases = {path for path in reached if said[path] & BASES}
     bases |= {user for path in bases for user in users(path) if user.endswith("__init__.py")}  # which pass them on
     plugged = {user for path in bases for user in users(path) if said[user] & computing}
-    reached = _closure(reached | plugged, used)
+    reached = closure(reached | plugged, used)
     relevant = {path for path in reached if said[path] & computing}
     relevant |= {base for path in relevant for base in used(path) if said[base] & BASES}
-    matter = _closure(relevant, users) & reached
-    below = _closure((path for path in matter if said[path] & ROUTES), used)
+    matter = closure(relevant, users) & reached
+    below = closure((path for path in matter if said[path] & ROUTES), used)
     return Selection(matter, below & matter)
 
 
@@ -147,7 +154,7 @@ class Selection:
         return found | {path for path in self.below if said[path] & FORWARDS}
 
 
-def _closure(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+def closure(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
     found = set(start)
     todo = list(found)
     while todo:

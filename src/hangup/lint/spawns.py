@@ -25,6 +25,7 @@ _ENDS = re.compile(r"(^|[._])(cancel|abort|stop|aclose|close|terminate|kill|shut
 _STOPPERS = re.compile(r"cancel|drain|stop|clean|terminate|shutdown", re.I)
 _WAITING = re.compile(r"request|job|pending|wait|input|incoming|prompt|infer|batch|work|task|quer[iy]", re.I)
 _LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream|message|notif|update|finish|done", re.I)
+_WAITS = frozenset({"asyncio.wait_for", "asyncio.gather", "asyncio.shield"})
 _QUEUES = frozenset({"asyncio.Queue", "asyncio.PriorityQueue", "queue.Queue", "queue.PriorityQueue", "queue.SimpleQueue"})
 
 
@@ -113,7 +114,7 @@ def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: as
         and any("streamer" in name.lower() for name in site.function.assigned)
     ):
         verb = "generate"
-    made.spawns.append(Spawn(kind, ref, places(site.node), _handle(site), verb, _is_stoppable(module, site), site.name))
+    made.spawns.append(Spawn(kind, ref, places(site.node), _handle(module, site), verb, _is_stoppable(module, site), site.name))
 
 
 def _is_background(site: Site, made: FunctionFacts) -> bool:
@@ -129,8 +130,8 @@ def _is_owned(site: Site) -> bool:
     return "group" in receiver or receiver in {"tg", "nursery"}
 
 
-def _handle(site: Site) -> str:
-    if site.awaited:
+def _handle(module: Module, site: Site) -> str:
+    if site.awaited or _is_awaited_in(module, site):
         return "await"
     if site.dropped:
         return "drop"
@@ -144,6 +145,15 @@ def _handle(site: Site) -> str:
     ):
         return "drop" if statement.value.func.value is site.node and statement.value.func.attr == "start" else "value"
     return "value"
+
+
+def _is_awaited_in(module: Module, site: Site) -> bool:
+    """Return whether a call is what an awaited one waits for: await wait_for(to_thread(ask), 30)."""
+    value = getattr(site.statement, "value", None)
+    outer = value.value if isinstance(value, ast.Await) else None
+    if not isinstance(outer, ast.Call) or module.dotted(outer.func) not in _WAITS:
+        return False
+    return any(argument is site.node for argument in outer.args)
 
 
 def _is_stoppable(module: Module, site: Site) -> bool:

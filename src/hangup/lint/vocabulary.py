@@ -106,6 +106,10 @@ MADE_VERBS = frozenset(
 LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausalLM"})
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
 _PIPELINE = "transformers.pipeline"
+# Tasks of pipelines that write no text.
+_OTHER_TASKS = re.compile(
+    r"classif|sentiment|^ner$|fill-mask|feature|speech|audio|detect|segment|depth|question-answering|matching|to-image"
+)
 _ASYNC_VERBS = re.compile(
     r"^(a(completion|text_completion|invoke|stream\w*|batch|chat|complete|query|generate\w*|create|run|predict|call|responses)"
     r"|\w+_async|async_\w+|a_initiate_chat|get_chat_message_contents?)$"
@@ -224,7 +228,7 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
         return True
     if verb in {"send_message", "send_message_async"} and packages & {"google", "vertexai"}:
         return bool(words & {"chat", "session", "model"})
-    if verb in INDEX_VERBS and "llm" in words and "llama_index" in packages:
+    if verb in INDEX_VERBS and "llama_index" in packages and ("llm" in words or ("index" in words and verb == "query")):
         return True
     if verb == "chat" and "model" in words and site.node.args and "tokenizer" in _last_name(site.node.args[0]):
         return True  # as models of transformers have it: model.chat(tokenizer, ...)
@@ -256,7 +260,7 @@ def maker_of(module: Module, site: Site) -> str:
         node = node.value
         if isinstance(node, (ast.Name, ast.Attribute)):
             for value in module.values_of(node, site.function):
-                if made := made_by(module, value):
+                if made := made_by(module, value.body if isinstance(value, ast.IfExp) else value):
                     return made
         elif isinstance(node, ast.Call):
             return made_by(module, node)
@@ -288,8 +292,16 @@ def made_by(module: Module, value: ast.expr) -> str:
         return "hangup.agent"
     if name in _CLIENTS:
         return name
+    if name == _PIPELINE and _OTHER_TASKS.search(_task(value)):
+        return ""
     known = last in ASYNC_CLIENTS or last in SYNC_CLIENTS or last in CHAINS or last in LOCAL_MODELS or name == _PIPELINE
     return name if known and "Tokenizer" not in name and "Processor" not in name else ""
+
+
+def _task(value: ast.Call) -> str:
+    """Return the task of `pipeline("text-generation", ...)`; "" if it is not written there."""
+    given = value.args[0] if value.args else next((k.value for k in value.keywords if k.arg == "task"), None)
+    return given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else ""
 
 
 def is_made_call(made: str, verb: str) -> bool:
@@ -331,6 +343,9 @@ def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) ->
     if isinstance(node, ast.JoinedStr) and node.values:
         last = node.values[-1]
         if isinstance(last, ast.FormattedValue):
+            last = node.values[-2] if len(node.values) > 1 else last
+            if isinstance(last, ast.Constant) and isinstance(last.value, str):
+                yield last.value.removesuffix("?key=")  # Gemini's address ends with the key
             return
         node = last
     if isinstance(node, ast.BinOp):

@@ -55,5 +55,6 @@ from hangup.lint.rules.common import runs_inference
 def inference_shielded(project: Project) -> Iterator[Hit]:
     for key, function in project.functions():
         for index, spawn in enumerate(function.spawns):
-            if spawn.kind == "shield" and runs_inference(project, key, index):
+            # where the function cancels what it started in `finally`, the shield is only against a timeout
+            if spawn.kind == "shield" and not function.ends and runs_inference(project, key, index):
                 yield Hit(key[0], spawn.place, f"the shield keeps `{spawn.target}` running after the client disconnects")

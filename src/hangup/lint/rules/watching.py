@@ -104,6 +104,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             runs is None
             or (runs.streams and not collected)
             or runs.blocked
+            or runs.kept
             or (runs.may_stream and not function.answers)
             or call.place in quiet
         ):
@@ -125,6 +126,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             and spawn.kind in {"executor", "passed", "method"}
             and spawn.handle == "await"
             and not found.streams
+            and not found.kept
             and not spawn.stoppable
             and spawn.place not in quiet
             and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))

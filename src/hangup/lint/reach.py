@@ -1,0 +1,62 @@
+"""Which files no application leads to: handlers in a router that nothing includes serve nobody."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+
+from hangup.lint.cache import FileEntry
+from hangup.lint.hints import APPLICATION, SERVING
+from hangup.lint.scan import closure, pair_of, words_of
+
+_LOADERS = ("import_module", "__import__", "spec_from_file_location", "load_module")
+_INCLUDING = ("include_router", "register_blueprint", "add_routes", "mount", "routers", "blueprints")
+_FINDERS = ("iter_modules", "walk_packages", "glob", "rglob", "listdir", "iterdir", "scandir", "find_modules")
+
+
+def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> frozenset[str]:
+    """Return the files that no application imports, through any number of others.
+
+    Nothing is returned where that says little: without an application that imports others that serve, or where modules are
+    looked for in folders.
+    """
+    applications = {path for path, entry in entries.items() if entry.says & APPLICATION}
+    if not applications:
+        return frozenset()
+    modules: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    packages: dict[str, str] = {}  # folder -> its __init__.py
+    for path in entries:
+        parent, name = pair_of(path)
+        modules[name].append((parent, path))
+        if path.endswith("__init__.py"):
+            packages[str(PurePath(path).parent)] = path
+
+    def used(path: str) -> Iterable[str]:
+        for above, name in entries[path].imports:
+            yield from (file for parent, file in modules.get(name, ()) if above in {"", parent})
+        yield from (packages[str(folder)] for folder in PurePath(path).parents if str(folder) in packages)
+        if _loads_routers(entries[path].words):  # names of modules are in its strings
+            yield from (file for word in _words(text(path)) for _, file in modules.get(word, ()))
+
+    reached = closure(applications, used)
+    if not any(entries[path].says & SERVING for path in reached - applications):
+        return frozenset()
+    if any(_loads_routers(words := entries[path].words) and _has(words, _FINDERS) for path in reached):
+        return frozenset()
+    return frozenset(entries.keys() - reached)
+
+
+def _loads_routers(words: str) -> bool:
+    return _has(words, _LOADERS) and _has(words, _INCLUDING)
+
+
+def _has(words: str, wanted: Iterable[str]) -> bool:
+    padded = f" {words} "
+    return any(f" {word} " in padded for word in wanted)
+
+
+def _words(data: bytes) -> Iterable[str]:
+    """Return the words of a file without those of its comments."""
+    lines = (line for line in data.split(b"\n") if not line.lstrip().startswith(b"#"))
+    return (word.decode("latin-1") for word in words_of(b"\n".join(lines)))
