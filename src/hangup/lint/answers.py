@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 _BUILTINS = frozenset(dir(builtins))
@@ -56,30 +56,28 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     return found
 
 
-def calls_kept(function: _Handler) -> set[int]:
+def calls_kept(
+    function: _Handler, returned: list[ast.expr], assigned: Mapping[str, list[ast.expr]], *, walrus: bool = True
+) -> set[int]:
     """Return the ids of the calls in a function whose results it keeps: it returns a status, an id or a number.
 
     What it gives to its parameters, or to the instance, may be read there. Only functions that return plain values written
-    on the spot are looked at: the others pass something on.
+    on the spot, or in a dictionary that they fill, are looked at: the others pass something on.
     """
-    statements = list(_statements(function.body))
-    returned = [s.value for s in statements if isinstance(s, ast.Return) and s.value is not None]
-    made = {
-        target.id
-        for s in statements
-        if isinstance(s, (ast.Assign, ast.AnnAssign)) and isinstance(s.value, ast.Dict)
-        for target in (s.targets if isinstance(s, ast.Assign) else [s.target])
-        if isinstance(target, ast.Name)
-    }
-    plain = [_is_plain(value) or (isinstance(value, ast.Name) and value.id in made) for value in returned]
-    if not all(plain) or not any(isinstance(value, (ast.Dict, ast.Name)) for value in returned):
+    if not returned or not all(isinstance(value, (ast.Dict, ast.Constant, ast.Tuple, ast.Name)) for value in returned):
+        return set()  # as most
+    names = {value.id for value in returned if isinstance(value, ast.Name)}
+    made = {name: any(isinstance(value, ast.Dict) for value in assigned.get(name, ())) for name in names}
+    made[""] = any(isinstance(value, ast.Dict) for value in returned)
+    if not any(made.values()) or not all(_is_plain(value) or made.get(getattr(value, "id", "")) for value in returned):
         return set()
+    statements = list(_statements(function.body))
     given = function.args
     parameters = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
     flows = [
         _flow(statement, *flow)
         for statement in statements
-        for flow in _flows(statement, walrus=True)
+        for flow in _flows(statement, walrus=walrus)
         if not isinstance(statement, ast.Expr) or _hands_over(statement.value)
     ]
     flows = [

@@ -118,7 +118,7 @@ class _Extract:
         self.requests = {
             name for name, given in made.parameters.items() if given.rpartition(".")[2] in {"Request", "WebSocket"}
         }
-        self.unanswered = self.outside_answer(made, node)
+        self.unanswered = self.outside_answer(made, scope)
         made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
@@ -133,14 +133,17 @@ class _Extract:
         spawns.more(self.module, scope, made)
         return made
 
-    def outside_answer(self, made: FunctionFacts, node: ast.AST) -> set[int]:
+    def outside_answer(self, made: FunctionFacts, scope: Scope) -> set[int]:
+        node = scope.node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return set()
         may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
         if made.yields:
             return set()
         if not may_be_handler:
-            return calls_kept(node) if made.name and self.may_keep else set()
+            if not self.may_keep or all(site.name.rpartition(".")[2] in _COMMON for site in scope.calls):
+                return set()
+            return calls_kept(node, scope.returns, scope.assigned, walrus=self.walrus)
         return calls_outside_answer(node, walrus=self.walrus) | calls_for_stream(node)
 
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
