@@ -237,9 +237,9 @@ def _telling(value: ast.AST) -> Iterator[ast.AST]:
 def _of_comprehension(node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Iterator[ast.AST]:
     """Yield what is telling in `[quiz.id for quiz in made]`: nothing, since only ids of what was made are in it."""
     own = {name for part in node.generators for name in _changed(part.target)}
-    told = {name.id for name in _telling(node.elt) if isinstance(name, ast.Name)}
-    yield from (ast.Name(name) for name in told - own)
-    if told & own:
+    telling = {name.id for name in _telling(node.elt) if isinstance(name, ast.Name)}
+    yield from (ast.Name(name) for name in telling - own)
+    if telling & own:
         yield from (part.iter for part in node.generators)
 
 
