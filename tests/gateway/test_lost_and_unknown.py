@@ -23,7 +23,7 @@ from hangup.core.reaper import PendingStop, Rung, StopState
 from hangup.errors import OutOfResources
 from hangup.gateway import job_opener, server, stuck_calls
 from hangup.gateway.apis.hosted_jobs import read_answer
-from hangup.gateway.backends import at_once, health
+from hangup.gateway.backends import health
 from hangup.gateway.backends.adapters import Facts, Seen
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import Fetched
@@ -54,9 +54,8 @@ class _Loop:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
-def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> None:
     """File descriptors and ports belong to this process: without them, nothing is known about an engine."""
-    monkeypatch.setattr(at_once, "connect", lambda address: None)
 
     async def main() -> None:
         async with House() as house:

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from hangup.errors import WireError
-from hangup.gateway.backends.at_once import OpeningTransport
 from hangup.gateway.backends.loop_beats import BEATS
 from hangup.gateway.http.body import BodyDecoder, Chunked, Counted, UntilClose
 from hangup.gateway.http.head import HEAD_END, ResponseHead
@@ -71,7 +70,6 @@ class EngineConnection(asyncio.Protocol):
         "_may_switch",
         "_news",
         "_on_full",
-        "_opening",
         "_owner",
         "_paused",
         "_receive_bytes",
@@ -99,13 +97,8 @@ class EngineConnection(asyncio.Protocol):
         self._may_switch = False
         self._news: select.poll | None = None  # for `is_quiet`, before each request
         self._on_full: Callable[[bool], None] | None = None
-        self._opening: OpeningTransport | None = None
         self.idle_since = 0.0
         self.reused = False
-
-    def open_on(self, sock: socket.socket) -> None:
-        """Begin on a connected socket, which the event loop takes over a little later."""
-        self.transport = self._opening = OpeningTransport(sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -117,22 +110,6 @@ class EngineConnection(asyncio.Protocol):
         if self._receive_bytes:
             # Otherwise the kernel would buffer megabytes of tokens for a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
-        if self._opening is not None:
-            self._end_opening(self._opening)
-
-    def _end_opening(self, opening: OpeningTransport) -> None:
-        """Do what could not be done before the event loop had the socket."""
-        self._opening = None
-        opening.hand_over(self.transport)
-        if opening.is_closing() or self._paused or self._held_back:
-            # In the next turn: a transport begins to read after this callback, whatever was said before.
-            asyncio.get_running_loop().call_soon(self._settle, opening)
-
-    def _settle(self, opening: OpeningTransport) -> None:
-        if opening.is_closing():
-            self.transport.abort()
-        elif (self._paused or self._held_back) and not self.transport.is_closing():
-            self.transport.pause_reading()
 
     def ask(self, handler: ResponseHandler, head: bytes, body: bytes, *, may_switch: bool = False) -> None:
         """Send a request. `may_switch`: it is a handshake, so 101 is a final answer."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -14,10 +13,8 @@ from urllib.parse import urlsplit
 from hangup.config import BackendSettings, DiscoveredBackend, EngineLimits
 from hangup.core import reasons
 from hangup.errors import EngineFault, OutOfResources
-from hangup.gateway.backends import at_once
 from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.backends.own_lack import is_own_lack
-from hangup.tasks import TASKS
 
 _LAST_RESORT_S: Final = 0.25  # connect timeout for an engine that counts as down
 
@@ -63,7 +60,7 @@ Dial = Callable[[Callable[[], EngineConnection]], EngineConnection]  # joins a n
 class Pool:
     """Opens, keeps and ages connections; `open` holds each one until it is closed."""
 
-    __slots__ = ("_closed", "_dial", "_idle", "_loop", "_near", "_sweep", "_tls", "address", "limits", "open", "secret")
+    __slots__ = ("_closed", "_dial", "_idle", "_loop", "_sweep", "_tls", "address", "limits", "open", "secret")
 
     def __init__(
         self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
@@ -75,7 +72,6 @@ class Pool:
         self.open: set[EngineConnection] = set()
         self._loop = loop
         self._tls = _tls_context(settings) if self.address.tls else None
-        self._near: at_once.SocketAddress | None = None  # where the engine was reached last, if that is on this host
         self._idle: deque[EngineConnection] = deque()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -92,32 +88,6 @@ class Pool:
             connection.abort()
         return None
 
-    def connect_at_once(self) -> EngineConnection | None:
-        """Open a new connection to an engine on this host; None if that takes `connect`, which also tells of failures."""
-        if self._dial is not None:
-            return self._opened(self._dial(self._new))
-        sock = at_once.connect(self._near) if self._near is not None else None
-        if sock is None:
-            self._near = None  # a name is looked up again
-            return None
-        connection = self._opened(self._new())
-        connection.open_on(sock)
-        self._loop.call_soon(self._hand_over, connection, sock)  # after the request was sent
-        return connection
-
-    def _hand_over(self, connection: EngineConnection, sock: socket.socket) -> None:
-        TASKS.start("connect", self._let_loop_take(connection, sock))
-
-    async def _let_loop_take(self, connection: EngineConnection, sock: socket.socket) -> None:
-        """Let the event loop take over a connected socket."""
-        try:
-            await self._loop.create_connection(lambda: connection, sock=sock)
-        except Exception as error:
-            sock.close()
-            connection.connection_lost(error)
-            if not isinstance(error, OSError):
-                raise
-
     async def connect(self, *, last_resort: bool = False) -> EngineConnection:
         """Open a new connection; raise `EngineFault` if that fails or times out.
 
@@ -126,12 +96,18 @@ class Pool:
         """
         address, limits = self.address, self.limits
         within_s = min(limits.connect_s, _LAST_RESORT_S) if last_resort else limits.connect_s
+
+        def new() -> EngineConnection:
+            return EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max)
+
         if self._dial is not None:
-            return self._opened(self._dial(self._new))
+            connection = self._dial(new)
+            self.open.add(connection)
+            return connection
         try:
             async with asyncio.timeout(within_s):
                 _, connection = await self._loop.create_connection(
-                    self._new,
+                    new,
                     address.at,
                     address.port,
                     ssl=self._tls,
@@ -143,14 +119,6 @@ class Pool:
             if await is_own_lack(error, address.at, address.port, self._loop):
                 raise OutOfResources(reasons.OUT_OF_RESOURCES, f"cannot connect: {error}") from None
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
-        if self._tls is None:
-            self._near = at_once.on_this_host(connection.transport.get_extra_info("peername"))
-        return self._opened(connection)
-
-    def _new(self) -> EngineConnection:
-        return EngineConnection(self, self.limits.engine_header_bytes_max, self.limits.engine_receive_bytes_max)
-
-    def _opened(self, connection: EngineConnection) -> EngineConnection:
         self.open.add(connection)
         return connection
 
