@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PARTS = ("held-out", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")  # in the order of time
+PARTS = (
+    "held-out",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+    "eleventh",
+)  # in the order of time
 
 
 def load(name: str) -> Any:
