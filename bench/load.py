@@ -40,7 +40,10 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self.first_byte_at:
             self.first_byte_at = time.monotonic()
-            self.first.set_result(None)
+            if data.startswith(b"HTTP/1.1 200"):
+                self.first.set_result(None)
+            else:  # a stream that was refused must not count as one that costs nothing
+                self.first.set_exception(RuntimeError(f"the target answered {data[:300]!r}"))
         self.counter[0] += data.count(b'"delta"')
 
     def connection_lost(self, exc: Exception | None) -> None:
