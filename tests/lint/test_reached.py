@@ -51,6 +51,12 @@ def test_a_router_that_no_application_includes_serves_nobody(tmp_path: Path) -> 
     assert found(tmp_path, files) == ["used.py"]
 
 
+def test_a_package_at_the_top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(tmp_path, {"used.py": ROUTER, "app.py": APP, "__init__.py": ""})
+    monkeypatch.chdir(tmp_path)
+    assert [f.path for f in lint_paths([Path()]).findings] == ["used.py"]
+
+
 def test_without_an_application_that_includes_routers_all_may_be_served(tmp_path: Path) -> None:
     assert found(tmp_path, {"used.py": ROUTER, "other.py": ROUTER}) == ["other.py", "used.py"]
 

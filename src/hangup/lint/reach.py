@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import PurePath
 
 from hangup.lint.cache import FileEntry
 from hangup.lint.hints import APPLICATION, SERVING
@@ -30,12 +30,16 @@ def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> f
         parent, name = pair_of(path)
         modules[name].append((parent, path))
         if path.endswith("__init__.py"):
-            packages[str(PurePath(path).parent)] = path
+            packages[os.path.dirname(path)] = path  # noqa: PTH120 - called for every file, as below
 
     def used(path: str) -> Iterable[str]:
         for above, name in entries[path].imports:
             yield from (file for parent, file in modules.get(name, ()) if above in {"", parent})
-        yield from (packages[str(folder)] for folder in PurePath(path).parents if str(folder) in packages)
+        folder = path
+        while folder and (folder := os.path.dirname(folder)) in packages:  # noqa: PTH120
+            yield packages[folder]
+            if folder == os.path.dirname(folder):  # noqa: PTH120 - the root of the file system
+                return
         if _loads_routers(entries[path].words):  # names of modules are in its strings
             yield from (file for word in _words(text(path)) for _, file in modules.get(word, ()))
 

@@ -30,6 +30,10 @@ _APPLICATION = re.compile(
     rb"\b(?:FastAPI|Flask|Starlette|Litestar|Quart|Sanic|OpenAPI|APIFlask)\("
     rb"|app(?:lication)?\s*\.\s*(?:include_routers?|register_blueprints?|mount|add_routes)\("
 )
+_APPLYING = frozenset(
+    b"FastAPI Flask Starlette Litestar Quart Sanic OpenAPI APIFlask include_router include_routers register_blueprint"
+    b" register_blueprints mount add_routes".split()
+)
 _BASES = frozenset({b"abstractmethod", b"NotImplementedError", b"ABC"})
 _ROUTE = re.compile(
     rb"@[\w.]+\(\s*(?:\w+\s*=\s*)?f?[\"'][^\"'\n]*(?:completions?|/(?:messages|responses|generate\w*|chat|infer|inference)"
@@ -51,7 +55,7 @@ def says(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
         found |= SERVING
         if _ROUTE.search(data):
             found |= ROUTES
-        if _APPLICATION.search(data):
+        if not words.isdisjoint(_APPLYING) and _APPLICATION.search(data):
             found |= APPLICATION
     if words & _BASES:
         found |= BASES
