@@ -24,9 +24,8 @@ _NEWS: Final = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
 _COPIED_BYTES_MAX: Final = 64 * 1024  # of a body, to send in one piece with its head
-_SECRET_BYTES_MIN: Final = (
-    8  # a shorter key is a placeholder, such as "none" or "1", which other words and numbers contain, too
-)
+# A shorter key is a placeholder, such as "none" or "1", which other words and numbers contain, too.
+_SECRET_BYTES_MIN: Final = 8
 
 
 class ResponseHandler(Protocol):
