@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, NamedTuple
 
 from hangup.core.call import Call
@@ -71,13 +71,16 @@ class Account:
         self.money_saved += spared_money
 
     def add(self, other: Account) -> None:
-        for name in self.__slots__:
+        for name in _FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_wasted(self) -> Account:
         """Return a copy as if nothing had been delivered."""
         wasted = self.tokens_wasted + self.tokens_delivered
         return replace(self, tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=self.engine_s, money_wasted=self.money)
+
+
+_FIELDS: Final = [field.name for field in fields(Account)]
 
 
 def saved(call: Call, predicted_tokens: float, money: float) -> tuple[int, float]:

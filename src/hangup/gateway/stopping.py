@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from hangup.core.admission import Ticket
 from hangup.core.call import Call
@@ -74,7 +73,7 @@ class Stopping:
         self.released = asyncio.Event()  # set and cleared at once, to wake all that wait for a release
         self._held: dict[PendingStop, _Held] = {}  # released once, when the reaper is done with the stop
         self._live = live
-        self._waits: WeakKeyDictionary[Backend, Waits] = WeakKeyDictionary()  # by the last look at all live calls,
+        self._waits: dict[Backend, Waits] = {}  # by the last look at all live calls,
         self._waits_until = -math.inf  # and until when to use that
         self._placement = placement
         self._log = log
@@ -180,7 +179,7 @@ class Stopping:
         now = time.monotonic()
         if now >= self._waits_until:
             began = time.thread_time()
-            self._waits = WeakKeyDictionary(stuck_calls.waiting(self._live.values()))
+            self._waits = stuck_calls.waiting(self._live.values())
             self._waits_until = now + min(_LOOK_PAUSE * (time.thread_time() - began), _LOOK_PAUSE_S_MAX)
         waits, last_output_at = self._waits.get(backend) or ((), backend.last_output_at)
         return waits, max(last_output_at, backend.last_output_at)

@@ -36,7 +36,6 @@ _KEY_PROTOCOL: Final = b"openai-insecure-api-key."  # browsers cannot send a key
 
 class Backend:
     __slots__ = (
-        "__weakref__",
         "_alike",
         "_dropped",
         "_dropped_without_key",
