@@ -133,7 +133,8 @@ class Connection(asyncio.Protocol):
 async def main(port: int, rate: float) -> None:
     state = State()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(state), "127.0.0.1", port, backlog=8192)
+    # Several processes may share the port: one must not be what bounds a gateway of several workers.
+    server = await loop.create_server(lambda: Connection(state), "127.0.0.1", port, backlog=8192, reuse_port=True)
     print(server.sockets[0].getsockname()[1], flush=True)
     due, turn = loop.time(), 0
     while True:

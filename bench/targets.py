@@ -89,11 +89,17 @@ def started(arguments: list[str], **options: object) -> Iterator[subprocess.Pope
 
 
 @contextlib.contextmanager
-def engine(rate: float = 50.0) -> Iterator[Target]:
-    arguments = [sys.executable, "-m", "bench.engine", "0", "--rate", str(rate)]
-    with started(arguments, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        yield Target("direct", int(process.stdout.readline()), [process])
+def engine(rate: float = 50.0, processes: int = 1) -> Iterator[Target]:
+    """Start the paced engine, as one process or as several on one port."""
+    port = 0
+    with contextlib.ExitStack() as stack:
+        running = []
+        for _ in range(processes):
+            arguments = [sys.executable, "-m", "bench.engine", str(port), "--rate", str(rate)]
+            running.append(stack.enter_context(started(arguments, stdout=subprocess.PIPE)))
+            assert running[-1].stdout is not None
+            port = int(running[-1].stdout.readline())
+        yield Target("direct", port, running)
 
 
 @contextlib.contextmanager
