@@ -22,10 +22,10 @@ Json = dict[str, Any]
 
 
 class Usage(NamedTuple):
-    """Token counts as the engine reports them."""
+    """Token counts as the engine reports them: it can send anything in their place, so `usage_of` checks them."""
 
-    tokens_in: int | None
-    tokens_out: int | None
+    tokens_in: Any
+    tokens_out: Any
 
 
 class Assembler:
