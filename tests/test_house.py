@@ -72,6 +72,7 @@ def test_functions_are_short() -> None:
 
 
 ANY_AT_THE_EDGE = {  # where a value comes from outside, or a library has no types; `dict[str, Any]` is JSON, and is not listed
+    "src/hangup/gateway/apis/base.py",
     "src/hangup/core/spans.py",  # fields of OTLP's JSON
     "src/hangup/gateway/apis/media.py",  # JSON
     "src/hangup/gateway/apis/openai_chat.py",  # JSON

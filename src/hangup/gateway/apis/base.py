@@ -24,8 +24,8 @@ Json = dict[str, Any]
 class Usage(NamedTuple):
     """Token counts as the engine reports them: it can send anything in their place, so `usage_of` checks them."""
 
-    tokens_in: object
-    tokens_out: object
+    tokens_in: Any
+    tokens_out: Any
 
 
 class Assembler:
