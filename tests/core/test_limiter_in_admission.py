@@ -74,6 +74,34 @@ class TestFleet:
         waits = self.send(admission, 20.31)
         assert waits.queued and why(load.limiter) is Evidence.LATE and len(load.awaiting_first_token) == 1
 
+    def test_what_is_late_because_this_process_is_late_says_nothing_about_the_engine(self) -> None:
+        admission = self.new_admission()
+        self.warm(admission)
+        [load] = admission.fleet.loads
+        admission.fleet.delayed_s = lambda since: 0.5
+        calls = [self.send(admission, 20.0) for _ in range(20)]
+        assert not self.send(admission, 20.79).queued, "late is 0.3 s, and 0.5 s in which nobody looked: not yet"
+        for ticket in calls:
+            admission.first_token(ticket, 20.79)
+        assert why(load.limiter) is Evidence.NONE and load.in_flight == 21
+
+    def test_an_engine_that_queues_is_found_out_by_a_process_that_is_late_itself(self) -> None:
+        admission = self.new_admission()
+        self.warm(admission)
+        [load] = admission.fleet.loads
+        admission.fleet.delayed_s = lambda since: 0.5
+        calls = [self.send(admission, 20.0) for _ in range(20)]
+        assert self.send(admission, 20.81).queued and calls[0].overdue and why(load.limiter) is Evidence.LATE
+
+    def test_a_delay_that_goes_on_is_not_counted_twice(self) -> None:
+        admission = self.new_admission()
+        self.warm(admission)
+        admission.fleet.delayed_s = lambda since: (admission.fleet.now - since) / 2
+        calls = [self.send(admission, 20.0) for _ in range(20)]
+        for now in (20.4, 20.5, 20.55):
+            assert not self.send(admission, now).queued and not calls[0].overdue
+        assert self.send(admission, 20.65).queued and calls[0].overdue, "0.3 s of its own, 0.325 s of ours"
+
     def test_a_first_token_that_was_overdue_is_not_held_against_it_twice(self) -> None:
         admission = self.new_admission()
         self.warm(admission)

@@ -20,6 +20,7 @@ from hangup.core.reasons import Outcome, Reason
 from hangup.gateway.actions import ActionLoop
 from hangup.gateway.backend_set import Backends
 from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.loop_beats import BEATS
 from hangup.gateway.http.head import Headers, ResponseHead
 from hangup.gateway.pauses import BackendPauses, worth_waiting
 
@@ -55,6 +56,7 @@ class Placement:
         """`shares_slots`: other processes send calls to the same backends for the same tenants, so slots and `concurrency_max`
         are used only as they are allotted."""
         self.admission: Admission[Placed] = Admission(limits, [], random.random)
+        self.admission.fleet.delayed_s = BEATS.delayed_s
         self.pauses = BackendPauses(loop, self._pause, self._resume)
         self._backends = backends
         self._shares_slots = self.admission.shares_quotas = shares_slots

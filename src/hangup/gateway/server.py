@@ -26,7 +26,7 @@ from hangup.errors import HangupError
 from hangup.gateway import ports
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.admin.server import AdminServer, make_app
-from hangup.gateway.backends.loop_beats import BEATS
+from hangup.gateway.backends.loop_beats import BEAT_S, BEATS
 from hangup.gateway.backends.pool import Dial
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
@@ -49,7 +49,6 @@ from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.tasks import TASKS
 
-_LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything but calls and the admin port
 
 
@@ -352,8 +351,8 @@ class Server:
                 before = loop.time()
                 self._stalls.beat()
                 BEATS.beat()
-                await asyncio.sleep(_LAG_PERIOD_S)
-                self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+                await asyncio.sleep(BEAT_S)
+                self._lag.observe(max(0.0, loop.time() - before - BEAT_S))
         finally:
             BEATS.stop()
 
