@@ -13,7 +13,7 @@ from typing import Any
 
 from hangup.lint.switches import is_environment, is_settings
 
-DEPTH = 6  # of names and functions that are followed
+DEPTH = 12  # of names and functions that are followed
 LINES_MAX = 12  # of a declaration
 DECLARATIONS_MAX = 8
 UNKNOWN: Any = object()
@@ -64,8 +64,8 @@ class Defaults:
         for where, text in own or texts:
             for match in declaration.finditer(text):
                 written = _expression(text, match.end())
-                if written is None or ast.unparse(written) == name:
-                    continue  # it is passed on
+                if written is None or _last_name(written) == name:
+                    continue  # it is passed on: self.expand = settings.expand
                 value = _Scope(self, where, {}, depth - 1).value(written)
                 if value is UNKNOWN or len(found) >= DECLARATIONS_MAX:
                     return UNKNOWN
@@ -108,7 +108,7 @@ class _Scope:
 
     def run(self, body: list[ast.stmt]) -> tuple[Any] | None:
         """Return what statements return; None if they come to their end."""
-        for statement in body:
+        for index, statement in enumerate(body):
             match statement:
                 case ast.Return(value=value):
                     return (None if value is None else self.value(value),)
@@ -117,7 +117,8 @@ class _Scope:
                 case ast.If(test=test):
                     truth = self.truth(test)
                     if truth is None and any(isinstance(n, ast.Return) for n in ast.walk(statement)):
-                        return (UNKNOWN,)
+                        both = [self.run([*part, *body[index + 1 :]]) for part in (statement.body, statement.orelse)]
+                        return both[0] if both[0] is not None and both[0] == both[1] else (UNKNOWN,)
                     result = None if truth is None else self.run(statement.body if truth else statement.orelse)
                     if result is not None:
                         return result
@@ -251,6 +252,10 @@ def _is_setting(node: ast.expr) -> bool:
         case ast.Call(func=ast.Attribute(value=owner)):
             return is_settings(owner)
     return False
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _collection(values: list[Any]) -> Any:

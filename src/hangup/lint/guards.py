@@ -42,6 +42,8 @@ class Guards:
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""
                 tests.append((frame.node.test, frame.part == "body"))
+            elif isinstance(frame.node, (ast.For, ast.AsyncFor)) and (test := self._filling(frame.node.iter)) is not None:
+                tests.append((test, True))
             call.maybe |= isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
             call.last |= frame.part == "finalbody"
         for test, holds in tests:
@@ -54,6 +56,14 @@ class Guards:
         if node.args or node.keywords:
             call.given = [self._argument(a) for a in node.args]
             call.given += [f"{k.arg or '**'}={self._argument(k.value)}" for k in node.keywords]
+
+    def _filling(self, iterated: ast.expr) -> ast.expr | None:
+        """Return the condition without which a loop has nothing to do: `models = candidates() if real else []`."""
+        values = self.switches.scope.assigned.get(iterated.id, ()) if isinstance(iterated, ast.Name) else ()
+        match values:
+            case [ast.IfExp(test=test, orelse=ast.List(elts=[]) | ast.Tuple(elts=[]))]:
+                return test
+        return None
 
     def _argument(self, node: ast.expr) -> str:
         if isinstance(node, ast.Starred):
