@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from hangup.lint.switches import is_environment, is_settings
@@ -22,6 +22,8 @@ _TEXT_METHODS = frozenset("lower upper strip lstrip rstrip casefold title".split
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "str": str}
 _COLLECTIONS = frozenset({"set", "list", "tuple", "frozenset", "dict"})
 _DECLARED = frozenset({"Field", "field", "SettingsField"})
+_ASSIGNED = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*")
+_ON = re.compile(r"[\"']?\s*(?::\s*bool\s*)?[=:]\s*True\b")
 Values = Mapping[str, ast.expr]
 
 
@@ -56,24 +58,27 @@ class Defaults:
         return self._names[key]
 
     def _declared(self, name: str, path: str, depth: int) -> Any:
-        declaration = re.compile(rf"^([ \t]*)(?:self\.)?{re.escape(name)}[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*", re.M)
-        switched = re.compile(rf"\b{re.escape(name)}[\"']?\s*(?::\s*bool\s*)?[=:]\s*True\b")
-        texts = list(self._naming(name))
-        own = [(p, t) for p, t in texts if p == path and re.search(rf"^{re.escape(name)}\b[^=\n]*=(?!=)", t, re.M)]
         found: list[Any] = []
-        for where, text in own or texts:
-            for match in declaration.finditer(text):
-                written = _expression(text, match.end())
+        on = own = False
+        texts = sorted(self._naming(name), key=lambda file: file[0] != path)
+        for where, text in texts:
+            for place in _places(name, text):
+                end = place + len(name)
+                on = on or _ON.match(text, end) is not None
+                declared = _ASSIGNED.match(text, end)
+                line = text[text.rfind("\n", 0, place) + 1 : place]
+                if declared is None or own or line.strip() not in {"", "self."}:
+                    continue
+                written = _expression(text, declared.end())
                 if written is None or _last_name(written) == name:
                     continue  # it is passed on: self.expand = settings.expand
-                value = _Scope(self, where, {}, depth - 1).value(written)
-                if value is UNKNOWN or len(found) >= DECLARATIONS_MAX:
+                found.append(_Scope(self, where, {}, depth - 1).value(written))
+                if found[-1] is UNKNOWN or len(found) > DECLARATIONS_MAX:
                     return UNKNOWN
-                found.append(value)
-        if not found or any(value is not UNSET and value != found[0] for value in found) or (UNSET in found) != (found[0] is UNSET):
+            own = own or (where == path and bool(found))  # then others of that name do not count
+        if not found or any(value is not found[0] and value != found[0] for value in found):
             return UNKNOWN
-        on = found[0] is not True and any(switched.search(text) for _, text in texts)
-        return UNKNOWN if on else found[0]
+        return UNKNOWN if on and found[0] is not True else found[0]
 
     def returned(self, name: str, path: str, depth: int) -> Any:
         """Return what a function of the project returns, if there is one with this name."""
@@ -272,6 +277,16 @@ def _converted(kind: Callable[[Any], Any], value: Any) -> Any:
         return kind(value)
     except (TypeError, ValueError):
         return UNKNOWN
+
+
+def _places(name: str, text: str) -> Iterator[int]:
+    """Yield where a text has a name as a whole word."""
+    place = text.find(name)
+    while place >= 0:
+        before, after = text[place - 1 : place], text[place + len(name) : place + len(name) + 1]
+        if not (before.isalnum() or before == "_" or after.isalnum() or after == "_"):
+            yield place
+        place = text.find(name, place + 1)
 
 
 def _parsed(text: str) -> ast.expr | None:

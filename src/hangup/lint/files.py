@@ -41,6 +41,7 @@ class SourceFiles:
         self._below = below
         self.harmless = harmless or {}
         self.orphans = orphans
+        self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
@@ -100,7 +101,9 @@ class SourceFiles:
         word, others = name.encode(), {**self._unread, **self.harmless}
         for path in (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} ")):
             if word in (text := self._text(path)):
-                yield path, text.decode("utf-8", "replace")
+                if path not in self._decoded:
+                    self._decoded[path] = text.decode("utf-8", "replace")
+                yield path, self._decoded[path]
 
     def _has_word(self, path: str, word: str) -> bool:
         return f" {word} " in f" {self._unread[path].words} "

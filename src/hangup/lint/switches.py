@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 
 from hangup.lint.source import Function, Module
 
@@ -21,13 +22,14 @@ class Switches:
         self.module = module
         self.scope = scope
         self.owner = next((f.class_name for f in scope.around() if f.class_name), "")
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int | str, str] = {}
 
     def condition(self, test: ast.expr, *, holds: bool) -> str:
         """Return a condition that must hold, or must not, as text; "" if no setting is named in it."""
-        text = self._texts.get(id(test))
+        key = test.id if isinstance(test, ast.Name) else id(test)
+        text = self._texts.get(key)
         if text is None:
-            text = self._texts[id(test)] = self._text(test)
+            text = self._texts[key] = self._text(test)
         if holds or not text:
             return text
         head, line, rest = text.partition("\n")
@@ -42,48 +44,77 @@ class Switches:
 
     def _bind(self, node: ast.expr, bindings: dict[str, str]) -> None:
         """Note what names stand for, if it is a setting: `mode = os.getenv("MODE", "rules")`, also on the instance."""
-        for inner in ast.walk(node):
-            match inner:
-                case ast.Name(id=name):
-                    values = self.scope.assigned.get(name, ())
-                case ast.Attribute(value=ast.Name(id="self"), attr=attr):
-                    name, values = f"self.{attr}", self.module.fields.get((self.owner, attr), ())
-                case _:
-                    continue
+        for inner in _parts(node):
+            if isinstance(inner, ast.Name):
+                name, values = inner.id, self.scope.assigned.get(inner.id, ())
+            elif isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "self":
+                name, values = f"self.{inner.attr}", self.module.fields.get((self.owner, inner.attr), ())
+            else:
+                continue
             if len(values) == 1 and name not in bindings and len(bindings) < BINDINGS_MAX and _names_setting(values[0]):
                 bindings[name] = ast.unparse(values[0])
                 self._bind(values[0], bindings)
 
 
+def _parts(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the parts of a condition; ast.walk takes several times as long."""
+    todo = [node]
+    while todo:
+        inner = todo.pop()
+        yield inner
+        kind = inner.__class__
+        if kind is ast.Name or kind is ast.Constant:
+            continue
+        if isinstance(inner, ast.Attribute):
+            todo.append(inner.value)
+        elif isinstance(inner, ast.Call):
+            todo.append(inner.func)
+            todo += inner.args
+        elif isinstance(inner, ast.Compare):
+            todo.append(inner.left)
+            todo += inner.comparators
+        elif isinstance(inner, ast.BoolOp):
+            todo += inner.values
+        elif isinstance(inner, ast.UnaryOp):
+            todo.append(inner.operand)
+
+
 def _names_setting(node: ast.expr, *, condition: bool = False) -> bool:
     """Return whether an expression names a constant, a setting or the environment; a condition may also ask a function."""
-    for inner in ast.walk(node):
-        match inner:
-            case ast.Name(id=name) if name.isupper() and len(name) > 1:
+    for inner in _parts(node):
+        if isinstance(inner, ast.Name):
+            if inner.id.isupper() and len(inner.id) > 1:
                 return True
-            case ast.Attribute(attr=name, value=owner) if name.isupper() or is_settings(owner):
+        elif isinstance(inner, ast.Attribute):
+            if inner.attr.isupper() or is_settings(inner.value):
                 return True
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if (
-                name == "getenv" or is_environment(inner) or (condition and not inner.args and not inner.keywords)
-            ):
+        elif isinstance(inner, ast.Call):
+            if is_environment(inner) or (condition and not inner.args and not inner.keywords and _is_own(inner.func)):
                 return True
     return False
+
+
+def _is_own(function: ast.expr) -> bool:
+    """Return whether a function may be one of the project: enabled(), self.enabled()."""
+    if isinstance(function, ast.Attribute):
+        function = function.value
+        return isinstance(function, ast.Name) and function.id == "self"
+    return isinstance(function, ast.Name)
 
 
 def is_environment(call: ast.Call) -> bool:
     """Return whether a call reads a variable that is named in it: os.environ.get("MODE"), env_flag("USE_MODEL", False)."""
-    match call.args:
-        case [ast.Constant(value=str(name)), *_]:
-            return name.isupper() and len(name) > 1
-    return False
+    first = call.args[0] if call.args else None
+    return isinstance(first, ast.Constant) and isinstance(first.value, str) and first.value.isupper() and len(first.value) > 1
 
 
 def is_settings(node: ast.expr) -> bool:
     while True:
-        match node:
-            case ast.Attribute(attr=name) | ast.Name(id=name) if _SETTINGS.search(name):
+        if isinstance(node, ast.Attribute):
+            if _SETTINGS.search(node.attr):
                 return True
-            case ast.Attribute(value=inner) | ast.Call(func=inner):
-                node = inner
-            case _:
-                return False
+            node = node.value
+        elif isinstance(node, ast.Call):
+            node = node.func
+        else:
+            return isinstance(node, ast.Name) and _SETTINGS.search(node.id) is not None
