@@ -52,7 +52,9 @@ SOURCE = """
 
 def codes(body: str) -> list[str]:
     lines = dedent(body).strip().replace("\n", "\n        ")
-    return [finding.code for finding in lint_source(dedent(SOURCE).replace("    {body}", "    " + lines.replace("\n    ", "\n")))]
+    return [
+        finding.code for finding in lint_source(dedent(SOURCE).replace("    {body}", "    " + lines.replace("\n    ", "\n")))
+    ]
 
 
 OFF = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from textwrap import dedent
 from typing import Any
 
 from hangup.lint.switches import is_environment, is_settings
@@ -33,7 +34,6 @@ class Defaults:
         self._naming = naming
         self._conditions: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[str, str], Any] = {}
-        self._trees: dict[str, ast.Module | None] = {}
 
     def rules_out(self, condition: str, path: str) -> bool:
         """Return whether a condition, as `switches` writes it, is false by default."""
@@ -84,22 +84,13 @@ class Defaults:
         """Return what a function of the project returns, if there is one with this name."""
         if depth <= 0 or name.startswith("__"):
             return UNKNOWN
-        defining = {where: text for where, text in self._naming(name) if f"def {name}(" in text}
+        mark = f"def {name}("
+        defining = {where: text for where, text in self._naming(name) if mark in text}
         chosen = path if path in defining else next(iter(defining)) if len(defining) == 1 else ""
-        tree = self._tree(chosen, defining[chosen]) if chosen else None
-        found = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name == name] if tree else []
-        if len(found) != 1:
+        if not chosen or defining[chosen].count(mark) != 1:
             return UNKNOWN
-        result = _Scope(self, chosen, {}, depth - 1).run(found[0].body)
+        result = _Scope(self, chosen, {}, depth - 1).run(_body(defining[chosen], defining[chosen].find(mark)))
         return UNKNOWN if result is None else result[0]
-
-    def _tree(self, path: str, text: str) -> ast.Module | None:
-        if path not in self._trees:
-            try:
-                self._trees[path] = ast.parse(text)
-            except (SyntaxError, ValueError, RecursionError):
-                self._trees[path] = None
-        return self._trees[path]
 
 
 class _Scope:
@@ -145,7 +136,7 @@ class _Scope:
                 found_all = [self.truth(value) for value in values]
                 return decisive if decisive in found_all else None if None in found_all else not decisive
         value = self.value(node)
-        if value is UNKNOWN or value is UNSET or value is None or isinstance(value, (frozenset, str)) and not value:
+        if value is UNKNOWN or value is UNSET or value is None or (isinstance(value, (frozenset, str)) and not value):
             return None  # a text or a list that is empty at first may be filled
         return bool(value)
 
@@ -207,7 +198,9 @@ class _Scope:
                 return isinstance(op, ast.NotIn)  # a list of what is allowed, with nothing in it
             if one is UNKNOWN or not isinstance(other, (frozenset, str)):
                 return UNKNOWN
-            held = one is not UNSET and (one in other if isinstance(other, frozenset) else isinstance(one, str) and one in other)
+            held = one is not UNSET and (
+                one in other if isinstance(other, frozenset) else isinstance(one, str) and one in other
+            )
             return held == isinstance(op, ast.In)
         if one is UNKNOWN or other is UNKNOWN or one is other is UNSET:
             return UNKNOWN
@@ -227,7 +220,9 @@ class _Scope:
             return UNKNOWN if default is None else self.value(default)
         if is_environment(call):
             default = default or (call.args[1] if len(call.args) > 1 else None)
-            plain = name == "getenv" or (name == "get" and isinstance(func, ast.Attribute) and "environ" in ast.unparse(func.value))
+            plain = name == "getenv" or (
+                name == "get" and isinstance(func, ast.Attribute) and "environ" in ast.unparse(func.value)
+            )
             return self.value(default) if default is not None else UNSET if plain else UNKNOWN
         if isinstance(func, ast.Attribute):
             if name in _TEXT_METHODS or name == "split":
@@ -244,7 +239,9 @@ class _Scope:
         if isinstance(func, ast.Name) and name in _COLLECTIONS and len(call.args) < 2:
             value = self.value(call.args[0]) if call.args else frozenset()
             return value if isinstance(value, frozenset) else UNKNOWN
-        asked = isinstance(func, ast.Name) or (isinstance(func, ast.Attribute) and (is_settings(func.value) or ast.unparse(func.value) == "self"))
+        asked = isinstance(func, ast.Name) or (
+            isinstance(func, ast.Attribute) and (is_settings(func.value) or ast.unparse(func.value) == "self")
+        )
         return self.defaults.returned(name, self.path, self.depth - 1) if asked else UNKNOWN
 
 
@@ -289,6 +286,25 @@ def _places(name: str, text: str) -> Iterator[int]:
         place = text.find(name, place + 1)
 
 
+def _body(text: str, place: int) -> list[ast.stmt]:
+    """Return the statements of the function that is defined here; the rest of the file is not parsed."""
+    lines = text[text.rfind("\n", 0, place) + 1 :].split("\n")
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    last = next(
+        (
+            i
+            for i, s in enumerate(lines)
+            if i and s.strip() and len(s) - len(s.lstrip()) <= indent and s.lstrip()[0] not in ")#"
+        ),
+        len(lines),
+    )
+    try:
+        (function,) = ast.parse(dedent("\n".join(lines[:last]))).body
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    return function.body if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+
+
 def _parsed(text: str) -> ast.expr | None:
     try:
         return ast.parse(text, mode="eval").body
@@ -304,7 +320,11 @@ def _expression(text: str, start: int) -> ast.expr | None:
         written = text[start : end if end >= 0 else len(text)].strip()
         found = _parsed(f"({written}\n)") if written else None
         if found is not None:
-            return found.elts[0] if isinstance(found, ast.Tuple) and written.split("#")[0].rstrip().endswith(",") and found.elts else found
+            return (
+                found.elts[0]
+                if isinstance(found, ast.Tuple) and written.split("#")[0].rstrip().endswith(",") and found.elts
+                else found
+            )
         if end < 0:
             return None
     return None

@@ -88,18 +88,17 @@ def _names_setting(node: ast.expr, *, condition: bool = False) -> bool:
         elif isinstance(inner, ast.Attribute):
             if inner.attr.isupper() or is_settings(inner.value):
                 return True
-        elif isinstance(inner, ast.Call):
-            if is_environment(inner) or (condition and not inner.args and not inner.keywords and _is_own(inner.func)):
-                return True
+        elif isinstance(inner, ast.Call) and (is_environment(inner) or (condition and _asks(inner))):
+            return True
     return False
 
 
-def _is_own(function: ast.expr) -> bool:
-    """Return whether a function may be one of the project: enabled(), self.enabled()."""
-    if isinstance(function, ast.Attribute):
-        function = function.value
-        return isinstance(function, ast.Name) and function.id == "self"
-    return isinstance(function, ast.Name)
+def _asks(call: ast.Call) -> bool:
+    """Return whether a function of the project may be asked for a setting: enabled(), self.enabled()."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and (not isinstance(function.value, ast.Name) or function.value.id != "self"):
+        return False
+    return not call.args and not call.keywords
 
 
 def is_environment(call: ast.Call) -> bool:
