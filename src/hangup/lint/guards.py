@@ -36,8 +36,11 @@ class Guards:
     def note(self, call: CallFacts, site: Site) -> None:
         """Note what a call needs, and what it gives."""
         line = site.node.lineno
-        tests = [(s.test, False) for s, last in self.exits if (s.end_lineno or s.lineno) < line <= last]
-        call.maybe = any(_answers(s) for s, last in self.exits if (s.end_lineno or s.lineno) < line <= last)
+        tests: list[tuple[ast.expr, bool]] = []
+        for exit_, last in self.exits:
+            if (exit_.end_lineno or exit_.lineno) < line <= last:
+                tests.append((exit_.test, False))
+                call.maybe |= _answers(exit_)
         for frame in site.frame.outward():
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""

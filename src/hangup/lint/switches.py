@@ -26,6 +26,8 @@ class Switches:
 
     def condition(self, test: ast.expr, *, holds: bool) -> str:
         """Return a condition that must hold, or must not, as text; "" if no setting is named in it."""
+        if isinstance(test, ast.Name) and test.id not in self.scope.assigned and not test.id.isupper():
+            return ""  # as most arguments
         key = test.id if isinstance(test, ast.Name) else id(test)
         text = self._texts.get(key)
         if text is None:
