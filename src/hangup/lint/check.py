@@ -63,7 +63,8 @@ def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[s
         facts = read_facts(source)
     except Unreadable as error:
         return [unreadable(path, error)] if SYNTAX in codes else []
-    return lint_facts(SourceFiles({path: facts}), lambda _: codes)
+    text = source if isinstance(source, bytes) else source.encode("utf-8", "surrogatepass")
+    return lint_facts(SourceFiles({path: facts}, text=lambda _: text), lambda _: codes)
 
 
 def unreadable(path: str, error: Unreadable) -> Finding:

@@ -67,7 +67,7 @@ class _Extract:
         self.walrus = ":=" in text
         self.may_keep = any(word in text for word in _KEEPING_WORDS)
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
-        self.guards = Guards(module.top)
+        self.guards = Guards(module, module.top)
         self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
 
     def run(self) -> FileFacts:
@@ -123,7 +123,7 @@ class _Extract:
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
         ]
-        self.guards = Guards(scope)
+        self.guards = Guards(self.module, scope)
         made.choices = self.guards.choices
         for site in scope.calls:
             self.call(made, site)

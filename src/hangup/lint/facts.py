@@ -29,9 +29,13 @@ class CallFacts:
     gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
     needs: list[str] = field(default_factory=list)  # parameters without which, by conditions around it, it is not made
-    switches: list[str] = field(default_factory=list)  # settings of the same kind
+    switches: list[str] = field(default_factory=list)  # conditions around it that a setting decides, as `switches` writes them
+    maybe: bool = False  # in a branch, or after an early return of something else
     chosen: bool = False  # in one of many branches for values of a parameter
-    given: list[str] = field(default_factory=list)  # arguments: `0` for a false constant, a name, or `*`; `name=` before it
+    last: bool = False  # in `finally`
+    given: list[str] = field(
+        default_factory=list
+    )  # arguments: `0` for a false constant, a name, a setting after `?`, or `*`; `name=` before it
     unanswered: bool = False  # a handler's call whose result has no part in what the handler returns
 
 

@@ -41,7 +41,7 @@ class SourceFiles:
         self._below = below
         self.harmless = harmless or {}
         self.orphans = orphans
-        self._off: dict[str, bool] = {}
+        self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
@@ -96,17 +96,14 @@ class SourceFiles:
                 found += any(part in c.lower() for c in _CLASS.findall(text) for part in map(str.encode, words))
         return found
 
-    def is_off(self, name: str) -> bool:
-        """Return whether a setting is declared as False, and set to True nowhere."""
-        if name not in self._off:
-            word = re.escape(name.encode())
-            declared = re.compile(rb"^\s+" + word + rb"\s*:\s*bool\s*=\s*(?:Field\(\s*(?:default\s*=\s*)?)?False\b", re.M)
-            switched = re.compile(rb"\b" + word + rb"[\"']?\s*(?::\s*bool\s*)?[=:]\s*True\b")
-            others = {**self._unread, **self.harmless}
-            naming = (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} "))
-            texts = [text for path in naming if name.encode() in (text := self._text(path))]
-            self._off[name] = any(map(declared.search, texts)) and not any(map(switched.search, texts))
-        return self._off[name]
+    def naming(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield the files that have a word, with their texts: those that lead to no inference as well."""
+        word, others = name.encode(), {**self._unread, **self.harmless}
+        for path in (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} ")):
+            if word in (text := self._text(path)):
+                if path not in self._decoded:
+                    self._decoded[path] = text.decode("utf-8", "replace")
+                yield path, self._decoded[path]
 
     def _has_word(self, path: str, word: str) -> bool:
         return f" {word} " in f" {self._unread[path].words} "

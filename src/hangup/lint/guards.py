@@ -1,60 +1,83 @@
 """What must be given for a call to be made: `if provider is not None: ...`, `if not summarize: return`.
 
 A function that runs inference only if a parameter is true runs none for a caller that leaves it out, or gives False or None.
+Conditions that a setting decides are in `switches`.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hangup.lint.facts import CallFacts, FunctionFacts
-from hangup.lint.source import Function, Site
+from hangup.lint.source import Function, Module, Site
+from hangup.lint.switches import Switches
 from hangup.lint.text import reference
 
-_SETTINGS = re.compile(r"(^|_)(settings?|config|cfg|conf|flags|features?)$", re.I)
 Needs = frozenset[frozenset[str]]  # sets of parameters, of which one must be given; none: nothing is needed
 ALWAYS: Needs = frozenset()
 ALTERNATIVES_MAX = 8
 CHOICES_MIN = 8  # above which a function is one that hands out work of many kinds
 _ANY = "*"
 _FALSE = "0"
+_SETTING = "?"  # before a condition
 
 
 class Guards:
     """The conditions in one function."""
 
-    def __init__(self, scope: Function) -> None:
+    def __init__(self, module: Module, scope: Function) -> None:
         self.parameters = {p.arg for p in scope.parameters} - scope.assigned.keys()
+        self.switches = Switches(module, scope)
         body = scope.node.body if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
         self.choices = _choices(scope, self.parameters)
-        self.exits = [(s.end_lineno or s.lineno, s.test) for s in body if isinstance(s, ast.If) and _leaves(s)]
+        self.exits = list(_exits(body, body[-1].end_lineno or 0)) if body else []
 
     def note(self, call: CallFacts, site: Site) -> None:
         """Note what a call needs, and what it gives."""
-        wanted = [w for line, test in self.exits if line < site.node.lineno for w in _wanted(test, holds=False)]
+        line = site.node.lineno
+        tests: list[tuple[ast.expr, bool]] = []
+        for exit_, last in self.exits:
+            if (exit_.end_lineno or exit_.lineno) < line <= last:
+                tests.append((exit_.test, False))
+                call.maybe |= _answers(exit_)
         for frame in site.frame.outward():
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""
-                wanted += _wanted(frame.node.test, holds=frame.part == "body")
-        for node in wanted:
-            if isinstance(node, ast.Name):
-                if node.id in self.parameters and node.id not in call.needs:
-                    call.needs.append(node.id)
-            elif (switch := _switch(node)) and switch not in call.switches:
+                tests.append((frame.node.test, frame.part == "body"))
+            elif isinstance(frame.node, (ast.For, ast.AsyncFor)) and (test := self._filling(frame.node.iter)) is not None:
+                tests.append((test, True))
+            call.maybe |= isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
+            call.last |= frame.part == "finalbody"
+        for test, holds in tests:
+            for wanted in _wanted(test, holds=holds):
+                if wanted.id in self.parameters and wanted.id not in call.needs:
+                    call.needs.append(wanted.id)
+            if (switch := self.switches.condition(test, holds=holds)) and switch not in call.switches:
                 call.switches.append(switch)
         node = site.node
         if node.args or node.keywords:
             call.given = [self._argument(a) for a in node.args]
             call.given += [f"{k.arg or '**'}={self._argument(k.value)}" for k in node.keywords]
 
+    def _filling(self, iterated: ast.expr) -> ast.expr | None:
+        """Return the condition without which a loop has nothing to do: `models = candidates() if real else []`."""
+        values = self.switches.scope.assigned.get(iterated.id, ()) if isinstance(iterated, ast.Name) else ()
+        match values:
+            case [ast.IfExp(test=test, orelse=ast.List(elts=[]) | ast.Tuple(elts=[]))]:
+                return test
+        return None
+
     def _argument(self, node: ast.expr) -> str:
         if isinstance(node, ast.Starred):
             return "**"
         if isinstance(node, ast.Constant):
             return _ANY if node.value else _FALSE
-        return node.id if isinstance(node, ast.Name) and node.id in self.parameters else _ANY
+        if isinstance(node, ast.Name) and node.id in self.parameters:
+            return node.id
+        if isinstance(node, (ast.Name, ast.Attribute)) and (setting := self.switches.condition(node, holds=True)):
+            return _SETTING + setting
+        return _ANY
 
 
 def _choices(scope: Function, parameters: set[str]) -> int:
@@ -85,8 +108,13 @@ def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [p.arg for p, default in pairs if isinstance(default, ast.Constant) and not default.value]
 
 
-def needed(call: CallFacts, caller: FunctionFacts, callee: FunctionFacts, needs: Needs) -> Needs | None:
-    """Return what the caller in turn must be given for this call to run what needs these; None if it gives none of them."""
+def needed(
+    call: CallFacts, caller: FunctionFacts, callee: FunctionFacts, needs: Needs, is_off: Callable[[str], bool]
+) -> Needs | None:
+    """Return what the caller in turn must be given for this call to run what needs these; None if it gives none of them.
+
+    `is_off` returns whether a setting that is given is off by default.
+    """
     own = frozenset(call.needs)
     if not needs:
         return frozenset({own}) if own else ALWAYS
@@ -96,7 +124,7 @@ def needed(call: CallFacts, caller: FunctionFacts, callee: FunctionFacts, needs:
     found: set[frozenset[str]] = set()
     for wanted in needs:
         values = {given.get(name, _FALSE if name in callee.without else _ANY) for name in wanted}
-        if _FALSE not in values:
+        if _FALSE not in values and not any(value[0] == _SETTING and is_off(value[1:]) for value in values):
             found.add(own | (values & caller.parameters.keys()))
     if not found:
         return None
@@ -116,19 +144,31 @@ def _given(call: CallFacts, callee: FunctionFacts) -> dict[str, str] | None:
         names = names[1:]
     given: dict[str, str] = {}
     for index, value in enumerate(call.given):
-        name, equals, rest = value.partition("=")
+        name, equals, rest = value.partition("=") if value[0] != _SETTING else (value, "", "")
         if name == "**" or value == "**":
             return None
         given[name if equals else names[index] if index < len(names) else ""] = rest if equals else value
     return given
 
 
-def _leaves(statement: ast.If) -> bool:
-    return not statement.orelse and isinstance(statement.body[-1], (ast.Return, ast.Raise))
+def _exits(body: list[ast.stmt], last: int) -> Iterator[tuple[ast.If, int]]:
+    """Yield the conditions that end a function early, each with the last line that they decide about."""
+    for statement in body:
+        match statement:
+            case ast.If(orelse=[]) if isinstance(statement.body[-1], (ast.Return, ast.Raise)):
+                yield statement, last
+            case ast.Try() | ast.With() | ast.AsyncWith():
+                yield from _exits(statement.body, statement.body[-1].end_lineno or 0)
 
 
-def _wanted(test: ast.expr, *, holds: bool) -> Iterator[ast.expr]:
-    """Yield what must be true for a condition to hold, or not to hold."""
+def _answers(statement: ast.If) -> bool:
+    """Return whether an early end returns what something computed: `if self.provider: return self.provider.ask(text)`."""
+    end = statement.body[-1]
+    return isinstance(end, ast.Return) and end.value is not None and not isinstance(end.value, ast.Constant)
+
+
+def _wanted(test: ast.expr, *, holds: bool) -> Iterator[ast.Name]:
+    """Yield the names that must be true for a condition to hold, or not to hold."""
     match test:
         case ast.UnaryOp(op=ast.Not()):
             yield from _wanted(test.operand, holds=not holds)
@@ -138,29 +178,8 @@ def _wanted(test: ast.expr, *, holds: bool) -> Iterator[ast.expr]:
         case ast.BoolOp(op=ast.Or()) if not holds:
             for value in test.values:
                 yield from _wanted(value, holds=False)
-        case ast.Compare(ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
+        case ast.Compare(left=ast.Name() as name, ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
             if isinstance(op, ast.IsNot) == holds:
-                yield test.left
-        case ast.Name() | ast.Attribute() | ast.Call() if holds:
+                yield name
+        case ast.Name() if holds:
             yield test
-
-
-def _switch(node: ast.expr) -> str:
-    """Return the name of a setting: `rewrite` for settings.rewrite, self.config.rag.rewrite and settings.get("rewrite")."""
-    match node:
-        case ast.Call(func=ast.Attribute(attr="get", value=owner), args=[ast.Constant(value=str(name)), *_]):
-            return name if _is_settings(owner) else ""
-        case ast.Attribute(attr=name, value=owner):
-            return name if _is_settings(owner) else ""
-    return ""
-
-
-def _is_settings(node: ast.expr) -> bool:
-    while True:
-        match node:
-            case ast.Attribute(attr=name) | ast.Name(id=name) if _SETTINGS.search(name):
-                return True
-            case ast.Attribute(value=inner) | ast.Call(func=inner):
-                node = inner
-            case _:
-                return False

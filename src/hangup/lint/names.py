@@ -290,6 +290,11 @@ class Names:
             return []
         return self._by_name(path, number, receiver, verb)
 
+    def is_certain(self, path: str, number: int, ref: str) -> bool:
+        """Return whether a call can run nothing but the one function that `callees` returns."""
+        value = self.find(path, number, ref)
+        return ref[:1] == "#" or (value is not None and value.kind == "function" and len(self.callees(path, number, ref)) == 1)
+
     def _mro(self, value: Value, depth: int = DEPTH) -> set[str] | None:
         """Return the names of a class of the project and of its bases; None if one of them is not known."""
         owner = self.classes[value.path].get(value.name)

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
@@ -50,6 +51,7 @@ class Runs:
     own_loop: bool = False  # by asyncio.run, which works only in a thread without a loop
     kept: bool = False  # somebody stores what is generated, and returns a status, an id or a number
     needs: Needs = ALWAYS  # parameters that must be given, or it runs none
+    sure: bool = True  # nothing but this call can be meant: no other class has the method, and no branch decides
     returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
 
 
@@ -58,6 +60,7 @@ class Project:
         self.source = source
         self.files = source.read
         self.names = Names(source)
+        self.defaults = Defaults(source.naming)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
@@ -227,7 +230,7 @@ class Project:
         return True
 
     def _mark_direct(self, key: Key, function: FunctionFacts, index: int, call: CallFacts, fresh: deque[Key]) -> None:
-        if self._is_off(call):
+        if self._is_off(key[0], call):
             return
         blocks = call.blocking == 1 or (
             call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument", "given"}
@@ -244,6 +247,7 @@ class Project:
             call.forwards,
             kept=call.unanswered and not function.handler,
             needs=frozenset({frozenset(call.needs)}) if call.needs else ALWAYS,
+            sure=not call.maybe,
         )
         self.by_call[(*key, index)] = runs
         if call.into in _SPAWNING or self._is_rare(key, function, index):
@@ -290,9 +294,9 @@ class Project:
         chosen.add(index)
         return 2 * len(chosen) < function.choices
 
-    def _is_off(self, call: CallFacts) -> bool:
+    def _is_off(self, path: str, call: CallFacts) -> bool:
         """Return whether a call is made only with a setting that is off by default."""
-        return any(self.source.is_off(name) for name in call.switches)
+        return any(self.defaults.rules_out(condition, path) for condition in call.switches)
 
     def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a call runs this function; of several that it may run, at least half must run inference."""
@@ -305,9 +309,9 @@ class Project:
     def _mark_caller(self, caller: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
         function, callee = self.function(caller), self.function(key)
         call = function.calls[index]
-        if call.direct or caller == key or self._is_off(call) or not self._resolves(caller, call.ref, key):
+        if call.direct or caller == key or self._is_off(caller[0], call) or not self._resolves(caller, call.ref, key):
             return
-        needs = needed(call, function, callee, runs.needs)
+        needs = needed(call, function, callee, runs.needs, lambda setting: self.defaults.rules_out(setting, caller[0]))
         if needs is None:
             return
         lazy = runs.streams or (runs.may_stream and call.stream == 1)
@@ -324,11 +328,13 @@ class Project:
             blocks=runs.blocks or runs_it or waited,
             may_stream=runs.may_stream and call.stream == UNKNOWN,
             needs=needs,
+            sure=runs.sure and self.names.is_certain(*caller, call.ref),
             returned=runs.returned and call.use == "return" and not function.is_async,
         )
         known = self.by_call.get((*caller, index))
         if known is None or _rank(here) > _rank(known):
             self.by_call[(*caller, index)] = here
+        here = replace(here, sure=here.sure and not call.maybe)  # for who calls this function in turn
         if call.into in _SPAWNING or self._is_rare(caller, function, index):
             return
         if function.yields or (lazy and not self._consumes(function, call)):
@@ -365,7 +371,7 @@ class Project:
     def _mark_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, runs: Runs, fresh: deque[Key]) -> None:
         if (*key, index) in self.by_spawn:
             return
-        runs = replace(runs, needs=ALWAYS, own_loop=False)
+        runs = replace(runs, needs=ALWAYS, own_loop=False, sure=runs.sure and self.names.is_certain(*key, spawn.target))
         self.by_spawn[(*key, index)] = runs
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
@@ -392,6 +398,7 @@ class Project:
         return False
 
     def _callers_of(self, key: Key) -> Iterator[Key]:
+        """Yield who waits for a function, or sends what it makes: not who starts it in the background."""
         function = self.function(key)
         if function.outer > 0:
             yield key[0], function.outer
@@ -400,16 +407,26 @@ class Project:
             return
         self._read_users(function)
         for caller, index in self.callers(name):
-            if key in self.names.callees(caller[0], caller[1], self.function(caller).calls[index].ref):
+            call = self.function(caller).calls[index]
+            if call.into not in _SPAWNING and key in self.names.callees(caller[0], caller[1], call.ref):
                 yield caller
         for caller, index in self.spawners(name):
             spawn = self.function(caller).spawns[index]
-            if (
+            if not self._is_detached(caller, spawn) and (
                 self._is_exactly(caller, spawn.target, key)
                 if spawn.kind == "method"
                 else key in self.names.callees(*caller, spawn.target)
             ):
                 yield caller
+
+    def _is_detached(self, caller: Key, spawn: Spawn) -> bool:
+        """Return whether nobody waits for what is started; a task may feed a stream."""
+        if spawn.kind not in {"background", "thread", "task"}:
+            return False
+        function = self.function(caller)
+        feeds = function.yields or function.sends_stream or any(self.function(k).yields for k in self.names.inside(caller))
+        waited = spawn.handle == "await" or spawn.handle in function.handled
+        return not feeds and (spawn.kind != "task" or not waited)
 
 
 _SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTask", "Thread", "submit"})

@@ -49,7 +49,7 @@ from hangup.lint.rules.common import chain
 def blocking_inference(project: Project) -> Iterator[Hit]:
     for (path, number, index), runs in project.by_call.items():
         function = project.function((path, number))
-        if not function.is_async or not runs.blocks or runs.forwards:
+        if not function.is_async or not runs.blocks or runs.forwards or runs.kept:
             continue
         call = function.calls[index]
         if call.use == "await" or (call.direct and call.ref.startswith("requests.")):

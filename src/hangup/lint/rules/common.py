@@ -23,8 +23,11 @@ def is_upkeep(target: str) -> bool:
 
 
 def chain(path: str, name: str, runs: Runs) -> str:
-    """Return where the inference is, if it is not in the reported call itself."""
-    if runs.source == name:
+    """Return where the inference is, if it is not in the reported call itself, and if that is certain.
+
+    Where a branch decides, or several classes have the method, the reported call runs inference, but not surely this one.
+    """
+    if runs.source == name or not runs.sure:
         return ""
     where = f"line {runs.line}" if runs.path == path else f"{runs.path}:{runs.line}"
     return f" (`{runs.source}`, {where})"

@@ -107,6 +107,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             or runs.kept
             or (runs.may_stream and not function.answers)
             or call.place in quiet
+            or (call.last and framework == "websocket")  # the client has left by then
         ):
             continue
         if runs.forwards and not _INFERENCE.search(function.path):
@@ -181,6 +182,8 @@ def _by_route(project: Project, key: Key, quiet: Collection[Place]) -> tuple[Pla
             or call.place in quiet
         ):
             continue
+        if project.names.is_certain(*key, call.ref) and not receiver:
+            continue  # a function that was read, and runs no inference
         found = [project.function(k) for k in project.names.callees(*key, call.ref)]
         if (
             call.gives_request
