@@ -75,7 +75,8 @@ class Size:
         return [self._request(draw.randrange(self.tenants or 1), draw.randrange(self.models)) for _ in range(DRAWN)]
 
     def _request(self, tenant: int, model: int) -> bytes:
-        data = call_cost.request("/v1/chat/completions", {**CHAT, "model": f"model-{model}"})
+        # `plain`: the engine of `growth_on_sockets` answers such a call as a whole.
+        data = call_cost.request("/v1/chat/completions", {**CHAT, "model": f"model-{model}", "plain": True})
         key = f"authorization: Bearer {_key(tenant)}\r\n" if self.tenants else ""
         return data.replace(b"user-agent:", key.encode() + b"user-agent:", 1)
 

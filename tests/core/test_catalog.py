@@ -51,10 +51,30 @@ def test_who_has_it_for_sure_is_taken_before_who_may_have_it() -> None:
 
 
 def test_configured_names_are_all_there_is() -> None:
-    catalog = new_catalog(a=Offer(patterns=("gpt-*", "o3")), b=Offer(patterns=("*",)))
+    catalog = new_catalog(a=Offer(names=frozenset(["o3"]), patterns=("gpt-*",)), b=Offer(patterns=("*",)))
     assert eligible(catalog, "gpt-5") is None and eligible(catalog, "o3-mini") == {"b"}
     catalog = new_catalog(a=Offer(patterns=("gpt-*",), models=frozenset(["gpt-5", "tts-1"]), asked=True))
     assert eligible(catalog, "tts-1") == set() and catalog.names() == ["gpt-5"]
+
+
+class _Counted(str):
+    """A name that counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Counted.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_many_configured_names_are_not_compared_one_by_one() -> None:
+    offer = Offer(names=frozenset(_Counted(f"model-{n}") for n in range(500)))
+    _Counted.compared = 0
+    assert offer.has("model-77") and not offer.has("model-777")
+    assert _Counted.compared < 10
 
 
 def test_a_call_goes_to_those_that_speak_its_api() -> None:
@@ -133,7 +153,8 @@ OFFERS = st.builds(
     apis=st.one_of(st.none(), st.frozensets(st.sampled_from(["openai", "anthropic"]))),
     apis_only=st.booleans(),
     models=st.one_of(st.none(), st.frozensets(NAMES)),
-    patterns=st.one_of(st.just(()), st.tuples(NAMES), st.just(("*",))),
+    names=st.frozensets(NAMES, max_size=1),
+    patterns=st.one_of(st.just(()), st.just(("*",))),
     complete=st.booleans(),
     asked=st.booleans(),
 )

@@ -105,6 +105,7 @@ def test_figures_poll_s(monkeypatch: pytest.MonkeyPatch) -> None:
     watched: Any = SimpleNamespace(
         limits=LimitSettings(figures_poll_s=2.0),
         load=load,
+        facts_known=True,
         reports_status=True,
         adapter=SimpleNamespace(status_path="/s", disturbed=False, read_status=lambda seen: None),
         settings=SimpleNamespace(shared=False),

@@ -17,6 +17,7 @@ from hangup.gateway import stopping, stuck_calls
 from hangup.gateway.accounting import Accounting
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.placement import Placement
+from hangup.gateway.reaper.reaper import Reaper
 from hangup.gateway.registry import CallRegistry
 from hangup.gateway.stopping import Stopping
 from hangup.gateway.tokens_seen import token_row, tokens_seen
@@ -74,6 +75,20 @@ def test_one_look_finds_what_waits_for_any_backend(backends: list[Backend], monk
     backends[1].last_output_at = 99.0  # by a call that ended since
     assert wait()[1] == (1, 99.0)
     assert live.looks == 1
+
+
+def test_a_look_at_one_engine_asks_only_those_at_the_same_engine(backends: list[Backend]) -> None:
+    reaper = Reaper(cast(Any, None), cast(Any, None), 8)
+    twin = Backend(backends[0].settings, LimitSettings(), backends[0].pool._loop)
+    reaper._at = {backend.pool.address: [backend] for backend in backends}
+    reaper._at[twin.pool.address].append(twin)
+    assert reaper._other_loads(backends[0]) == [twin.load] and reaper._other_loads(twin) == [backends[0].load]
+    assert reaper._other_loads(backends[1]) == []
+
+    def look() -> None:
+        reaper._other_loads(backends[1])
+
+    assert functions_called(look) < 10, "fifty others are none of its business"
 
 
 def test_the_longest_waits_are_found_with_few_steps_for_each_call(backends: list[Backend]) -> None:

@@ -28,28 +28,34 @@ class Offer:
     apis: frozenset[str] | None = None  # it certainly speaks these; None: unknown
     apis_only: bool = False  # and no others, by configuration
     models: frozenset[str] | None = None  # it lists these; None: it has no list, or was not asked yet
-    patterns: tuple[str, ...] = ()  # configured names, in which * stands for any text
+    names: frozenset[str] = frozenset()  # configured names,
+    patterns: tuple[str, ...] = ()  # and those in which * stands for any text
     complete: bool = False  # it refuses models that it does not list
     asked: bool = False  # it is known whether it has a list
     tagged: bool = False  # "name:tag" belongs to "name"
 
     def has(self, model: str) -> bool:
         """Return whether it certainly has the model."""
-        if self.patterns:
-            return any(_matches(pattern, model) for pattern in self.patterns)
+        if self.configured:
+            return model in self.names or any(_compiled(pattern).fullmatch(model) is not None for pattern in self.patterns)
         if self.models is None:
             return False
         return model in self.models or (self.tagged and model.partition(":")[0] in self.models)
 
     @property
+    def configured(self) -> bool:
+        """Return whether its models are those of the configuration."""
+        return bool(self.names or self.patterns)
+
+    @property
     def exact(self) -> bool:
         """Return whether it certainly lacks every model for which `has` is False."""
-        return bool(self.patterns) or (self.complete and self.models is not None)
+        return self.configured or (self.complete and self.models is not None)
 
     @property
     def unlisted(self) -> bool:
         """Return whether it was asked and has no list: then it is treated as having every model."""
-        return self.asked and self.models is None and not self.patterns
+        return self.asked and self.models is None and not self.configured
 
 
 class Found(NamedTuple):
@@ -117,8 +123,9 @@ class Catalog:
         offers = [(name, self.offers[name]) for name in speakers]
         if not model:
             return speakers
-        if any(offer.has(model) for _, offer in offers):
-            return [name for name, offer in offers if offer.has(model) or offer.unlisted]
+        having = {name for name, offer in offers if offer.has(model)}
+        if having:
+            return [name for name, offer in offers if name in having or offer.unlisted]
         return [name for name, offer in offers if not offer.exact]
 
     def speaks(self, api: str) -> bool:
@@ -150,9 +157,9 @@ class Catalog:
         listed: set[str] = set()
         for name in self._speakers(api):
             offer = self.offers[name]
-            listed |= {pattern for pattern in offer.patterns if "*" not in pattern}
+            listed |= offer.names
             if offer.models is not None:
-                listed |= {model for model in offer.models if not offer.patterns or offer.has(model)}
+                listed |= {model for model in offer.models if not offer.configured or offer.has(model)}
         usable = [alias for alias, real in self.aliases.items() if self._able(self._speakers(api), real)]
         return sorted(listed.union(usable))
 
@@ -166,10 +173,6 @@ class Catalog:
             folded.setdefault(name.lower().rpartition("/")[2], name)  # many clients omit the owner's name
         near = difflib.get_close_matches(model.lower(), folded, 2 * _NEAREST, 0.5)
         return list(dict.fromkeys(folded[name] for name in near))[:_NEAREST]
-
-
-def _matches(pattern: str, model: str) -> bool:
-    return pattern == model or ("*" in pattern and _compiled(pattern).fullmatch(model) is not None)
 
 
 @lru_cache(maxsize=1024)

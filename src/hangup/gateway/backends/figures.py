@@ -13,13 +13,15 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 
 _SOONER = 0.5  # of the usual pause, while the engine is known to queue
+_SELDOM = 10.0  # times that pause, while it cannot be asked: a thousand backends would be a thousand timers for nothing
 
 
 async def follow(backend: Backend, report: Callable[[Backend, int], None]) -> None:
     """Poll until cancelled; call `report` with the number of calls that wait in the engine."""
     while True:
         limits, limited = backend.limits, backend.load.limiter.queues is not Evidence.NONE
-        await asyncio.sleep(limits.figures_poll_s * (_SOONER if limited else 1.0))
+        seldom = backend.facts_known and not _can_be_asked(backend)
+        await asyncio.sleep(limits.figures_poll_s * (_SELDOM if seldom else _SOONER if limited else 1.0))
         if not _matters(backend):
             continue
         try:
@@ -31,10 +33,14 @@ async def follow(backend: Backend, report: Callable[[Backend, int], None]) -> No
             report(backend, status.waiting)
 
 
+def _can_be_asked(backend: Backend) -> bool:
+    """llama-server reports its slots, and queries keep it from noticing disconnects, so it is never polled."""
+    return not backend.load.slots and backend.reports_status and not backend.adapter.disturbed
+
+
 def _matters(backend: Backend) -> bool:
-    """Decide whether to poll. llama-server reports its slots, and queries keep it from noticing disconnects, so it is never
-    polled."""
+    """Decide whether to poll."""
     load = backend.load
     waits = load.unstarted > 0 or load.limiter.queues is not Evidence.NONE
     others = backend.settings.shared or backend.has_peers  # whose calls may be those that wait
-    return waits and not load.slots and backend.reports_status and not backend.adapter.disturbed and not others
+    return waits and _can_be_asked(backend) and not others

@@ -14,6 +14,7 @@ from hangup.core.members import EndedCall, StopFinding, TokenRow
 from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.pool import Address
 from hangup.gateway.reaper.peers import Peers, SharedBackend
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.trouble import WatchHost
@@ -55,6 +56,7 @@ class Reaper:
         self._peers = peers
         self._host = host
         self._watches: dict[Backend, BackendWatch] = {}
+        self._at: dict[Address, list[Backend]] = {}  # those watched, by engine: each look asks who else is at the same one
         self.stats = ReaperStats(self._watches.values(), stories_max)
 
     def watch(self, backend: Backend) -> None:
@@ -63,6 +65,7 @@ class Reaper:
         if watch is None:
             shared = SharedBackend(backend.name, self._peers, partial(self._other_loads, backend))
             self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.stats, shared)
+            self._at.setdefault(backend.pool.address, []).append(backend)
         else:
             watch.take_limits()
 
@@ -85,6 +88,10 @@ class Reaper:
         """Stop watching a backend that has left the configuration and has no calls any more."""
         watch = self._watches.pop(backend, None)
         if watch is not None:
+            others = self._at[backend.pool.address]
+            others.remove(backend)
+            if not others:
+                del self._at[backend.pool.address]
             watch.stop_judging(removed=not self.backends_named(backend.name))
             await watch.close()
 
@@ -92,6 +99,7 @@ class Reaper:
         """End all watches. Spawned engines stop at the same time: one after another, they might take `stop_s` each."""
         watches = list(self._watches.values())
         self._watches.clear()
+        self._at.clear()
         await asyncio.gather(*(watch.close(within_s) for watch in watches))
 
     # Several processes: one of them judges all backends
@@ -184,7 +192,7 @@ class Reaper:
 
     def _other_loads(self, backend: Backend) -> list[BackendLoad]:
         """Return the loads of other backends at the same engine."""
-        return [other.load for other in self._watches if other is not backend and other.pool.address == backend.pool.address]
+        return [other.load for other in self._at.get(backend.pool.address, ()) if other is not backend]
 
     def _by_name(self) -> dict[str, BackendWatch]:
         """Return the watches by the names of their backends; after a reload two may have the same, and the later one counts."""
