@@ -120,9 +120,12 @@ class Hub:
         self._send(self._places.set_learned(self._learned.note(member, rows, time.monotonic())))
         self._pass_on_whole(member)
 
-    def note_observations(self, seen: Mapping[str, list[Observation]]) -> None:
+    def note_observations(self, seen: Mapping[str, Iterable[Iterable[float]]]) -> None:
         """Learn from what a member saw of its calls there."""
-        self._send(self._places.set_learned(self._learned.observe(seen, time.monotonic())))
+        rows: dict[str, list[Observation]] = {
+            name: [tuple(row) for row in mine] for name, mine in seen.items()
+        }  # JSON has lists
+        self._send(self._places.set_learned(self._learned.observe(rows, time.monotonic())))
 
     def learn_from(self, limits: Mapping[str, SharedLimit]) -> None:
         """Begin with what the hub before this one had learned of backends, as far as this process knows it."""
