@@ -1,8 +1,11 @@
 """Gateways that share an engine through Redis: goodput, over-admission, deaths, an outage of the store, and hang-ups.
 
-usage: PYTHONPATH=tests python -m bench.hosts {overload,kill,outage,hangups,zombies} [--gateways N] [--runs N] [--seconds S]
+usage: PYTHONPATH=tests python -m bench.hosts {overload,learned,kill,outage,hangups,zombies}
+                                              [--gateways N] [--workers N] [--runs N] [--seconds S]
 
     overload   3 × the engine's capacity for S seconds: goodput, waste, most calls in the engine
+    learned    the same with slots that nobody knows, after ten seconds in which the gateways learn them; --workers N: in one
+               gateway with so many workers
     kill       N × kill -9 of a gateway with 50 streams: when its slots are in use again; 50 runs take three minutes
     outage     the store is stopped for S seconds, and comes back empty
     hangups    N hang-ups at random moments: when the gateways' counts are the engine's, and whether it was suspected
@@ -109,6 +112,27 @@ async def overload(gateways: int, seconds: float) -> None:
         print(
             f"{gateways} gateways at 3x for {seconds:g} s: {outcomes['200'] / seconds:.2f} calls/s of {CALLS_PER_S:.2f},"
             f" waste {wasted / max(stats['tokens'], 1):.3f}, peak {stats['running_peak']} of {SLOTS}; {dict(outcomes)}"
+        )
+
+
+async def learned(gateways: int, workers: int, seconds: float) -> None:
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(StandIn(slots=SLOTS, prefill_s=0.05, token_s=TOKEN_S, answer_tokens=TOKENS))
+        store = stack.enter_context(RedisServer())
+        shared = {"shared_state": store.url} if gateways > 1 else {"workers": workers} if workers > 1 else {}
+        found = [stack.enter_context(Gateway(engine.url, **shared)) for _ in range(gateways)]
+        offering = asyncio.create_task(offer(found, 3 * CALLS_PER_S, 10 + seconds))
+        await asyncio.sleep(10)
+        await asyncio.to_thread(engine.forget_peaks)
+        outcomes = await offering
+        stats = engine.stats()
+        tokens = stats["tokens"]
+        who = f"{workers} workers" if workers > 1 else f"{gateways} gateways"
+        rate = outcomes["200"] / (10 + seconds)
+        print(
+            f"{who} at 3x for {seconds:g} s, slots learned: {rate:.2f} calls/s of {CALLS_PER_S:.2f},"
+            f" waste {(tokens - outcomes['200'] * TOKENS) / max(tokens, 1):.3f}, at most {stats['waiting_peak']} calls in the"
+            f" engine's queue; {dict(outcomes)}"
         )
 
 
@@ -252,13 +276,16 @@ async def zombies(gateways: int, count: int, planted: int = 20) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("overload", "kill", "outage", "hangups", "zombies"))
+    parser.add_argument("what", choices=("overload", "learned", "kill", "outage", "hangups", "zombies"))
     parser.add_argument("--gateways", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0)
     chosen = parser.parse_args()
     if chosen.what == "overload":
         asyncio.run(overload(chosen.gateways, chosen.seconds))
+    elif chosen.what == "learned":
+        asyncio.run(learned(chosen.gateways, chosen.workers, chosen.seconds))
     elif chosen.what == "kill":
         asyncio.run(kill(chosen.gateways, chosen.runs))
     elif chosen.what == "outage":

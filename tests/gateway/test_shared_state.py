@@ -134,6 +134,16 @@ class SimMember:
         if not (keep and max(self.allowed, self.used)):
             self._allotments.assume("engine", part(CAPACITY))
 
+    def learned(self) -> list[Any]:
+        return []
+
+    def limits(self) -> dict[str, Any]:
+        return {}
+
+    observations = limits
+
+    def note_whole(self, *_: object) -> None: ...
+
     def asks(self) -> list[str]:
         return []
 

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangup.config import Settings, TenantSettings
-from hangup.core.members import PlaceReport, TenantUse
 from hangup.sim import traces, world
 from hangup.sim.clients import People, SimClient
 from hangup.sim.engine import EngineModel, SimEngine
 from hangup.sim.load import ClientHabits, Load
-from hangup.sim.sharing import SharedGateway, SharedMaker, SharingModel, SimHub
+from hangup.sim.sharing import SharedGateway, SharedMaker, SharingModel, SimHub, SimReport
 from hangup.sim.study import Plan, Row, study
 
 LOAD = Load(traces.synthetic(1), ClientHabits())
@@ -57,6 +56,16 @@ def test_more_gateways_than_slots() -> None:
 
 def test_without_a_hub_engines_get_too_much() -> None:
     assert simulate(3, None).engine_queue_peak > 0
+
+
+def test_learned_slots_are_of_the_whole() -> None:
+    """The engines' queues stay as short as behind one gateway, and the engines as busy."""
+    learned = {"settings": Settings(), "calls": 300, "warm_s": 60, "backends": 1}
+    one, many = simulate(1, None, **learned), simulate(6, SharingModel(delay_s=0.005, loss=0.01), **learned)
+    assert many.goodput_ratio >= 0.95 * one.goodput_ratio
+    assert many.waste_share <= 0.015
+    assert many.engine_queue_peak <= max(one.engine_queue_peak, 2)
+    assert simulate(6, None, **learned).engine_queue_peak > 10
 
 
 @pytest.mark.parametrize(("by_silence", "longest_s"), [(False, 1.3), (True, 1.8)])
@@ -116,8 +125,8 @@ def test_whatever_is_lost_or_dies_no_place_is_granted_twice(
     beyond: list[int] = []
 
     class Watched(SimHub):
-        def noted(self, message: tuple[str, list[PlaceReport], list[str], list[TenantUse]], turn: int) -> None:
-            super().noted(message, turn)
+        def noted(self, report: SimReport, turn: int) -> None:
+            super().noted(report, turn)
             self.check()
 
         def _left(self, name: str, turn: int) -> None:

@@ -152,6 +152,9 @@ class StandIn(Process):
     def behave(self, **values: Any) -> None:
         post_json(f"{self.url}/standin/behave", values)
 
+    def forget_peaks(self) -> None:
+        post_json(f"{self.url}/standin/forget_peaks", {})
+
     def wait_idle(self) -> dict[str, int]:
         """Wait until nothing runs or waits in the engine."""
         return wait_until(lambda: (s := self.stats())["running"] + s["waiting"] == 0 and s, what="an idle engine") or {}

@@ -74,7 +74,7 @@ class Placement:
         if self._shares_slots:
             known = set(self.admission.fleet.loads)
             for load in {backend.load for backend in backends} - known:
-                load.allotted = 0
+                load.share()
         self.admission.fleet.set_loads(backend.load for backend in backends)
 
     # Calls
@@ -176,9 +176,13 @@ class Placement:
         self.admission.fleet.refresh()
         self.dispatch()
 
-    def allot(self, load: BackendLoad, slots: int) -> None:
-        """Use at most so many of a backend's slots; running calls go on if that is fewer than before."""
-        load.allotted = slots
+    def allot(self, load: BackendLoad, places: int) -> None:
+        """Use at most so many of a backend's places; running calls go on if that is fewer than before."""
+        load.allot(places)
+        self.load_changed(load)
+
+    def load_changed(self, load: BackendLoad) -> None:
+        """Follow a change of a backend's limit."""
         self.admission.fleet.load_changed(load)
         self.dispatch()
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hangup.config import Settings
-from hangup.core.admission import Ticket
+from hangup.core.admission import NO_LIMIT, Observation, Ticket
 from hangup.core.members import (
     HELD_S,
     Allotments,
     Grant,
+    LearnedFigures,
+    LearnedPlaces,
     Members,
     PlaceAllocator,
     PlaceReport,
     QuotaShares,
     ServedElsewhere,
     TenantUse,
+    WholeFigures,
     backend_places,
+    learned_figures,
     needs_places,
+    shared_limits,
+    take_observations,
     tenant_uses,
 )
 from hangup.core.members.pace import (
@@ -54,6 +60,17 @@ class SharingModel:
     by_silence: bool = False  # the hub notices a death by silence, as on several hosts; otherwise by the end of a process
 
 
+class SimReport(NamedTuple):
+    """What a gateway reports to the hub."""
+
+    name: str
+    places: list[PlaceReport]
+    asks: list[str]
+    tenants: list[TenantUse]
+    learned: list[LearnedFigures]
+    seen: dict[str, list[Observation]]
+
+
 class SimHub:
     """Runs the real `Members` and `PlaceAllocator`."""
 
@@ -68,6 +85,7 @@ class SimHub:
         self._look_s = HOSTS_LOOK_S if model.by_silence else LOOK_S
         self._members = Members(HOSTS_SILENT_S if model.by_silence else SILENT_S, self._look_s)
         self._places = PlaceAllocator(DEAD_HOLD_S)
+        self._learned = LearnedPlaces()
         self._gateways: dict[str, SharedGateway] = {}  # those that the hub takes for alive, by name
         self._all: list[SharedGateway] = []
         self._died_at: dict[str, float] = {}  # of those whose death the hub has not noticed
@@ -108,9 +126,9 @@ class SimHub:
         self._members.join(name)
         return name
 
-    def noted(self, message: tuple[str, list[PlaceReport], list[str], list[TenantUse]], _: int) -> None:
+    def noted(self, report: SimReport, _: int) -> None:
         """Note what a gateway reports. One that was given up and speaks again is a member as before."""
-        name, places, asks, tenants = message
+        name = report.name
         if name not in self._gateways:
             speaker = next((gateway for gateway in self._all if gateway.name == name), None)
             if speaker is None or not speaker.alive:
@@ -118,11 +136,15 @@ class SimHub:
             self._gateways[name] = speaker
             self._members.join(name)
         self._members.note_message(name)
-        self._places.note_tenants(name, tenants)
-        self._tell(self._places.report(name, places))
-        if asks:
-            more = {resource: self._places.expects_more(resource) for resource in asks}
+        self._places.note_tenants(name, report.tenants)
+        learned = self._learned.note(name, report.learned, self._clock.now)
+        learned |= self._learned.observe(report.seen, self._clock.now)
+        self._tell([*self._places.set_learned(learned), *self._places.report(name, report.places)])
+        if report.asks:
+            more = {resource: self._places.expects_more(resource) for resource in report.asks}
             self.send(self._gateways[name].considered, more)
+        if whole := self._learned.whole_for(name, self._clock.now):
+            self.send(self._gateways[name].note_whole, whole)
 
     def _look(self, _: None, __: int) -> None:
         now = self._clock.now
@@ -138,7 +160,8 @@ class SimHub:
         self._people.tally.freed_s += [now - died_at for until, died_at in self._taken_until if until <= now]
         self._taken_until = [entry for entry in self._taken_until if entry[0] > now]
         for at, engine in enumerate(self._engines):
-            beyond = self._places.granted(str(at)) - engine.model.slots
+            granted = self._places.granted(str(at))
+            beyond = granted - engine.model.slots if granted < NO_LIMIT else 0
             self._people.tally.granted_beyond = max(self._people.tally.granted_beyond, beyond)
 
     def _left(self, name: str, _: int) -> None:
@@ -146,6 +169,7 @@ class SimHub:
         now = self._clock.now
         del self._gateways[name]
         self._members.leave(name)
+        self._learned.leave(name, now + DEAD_HOLD_S)
         self._tell(self._places.leave(name, now, died=True))
         died_at = self._died_at.pop(name, None)
         if died_at is not None:
@@ -201,9 +225,8 @@ class SharedGateway(HangupGateway):
         super()._open()
         self.admission.shares_quotas = True
         for load in self.admission.fleet.loads:
-            if load.slots:
-                load.allotted = 0
-                self.admission.fleet.load_changed(load)
+            load.share()
+            self.admission.fleet.load_changed(load)
         self._loads = {load.name: load for load in self.admission.fleet.loads}
         self._allotments = Allotments()
         self._quotas: QuotaShares[SimClient] = QuotaShares(
@@ -279,7 +302,17 @@ class SharedGateway(HangupGateway):
         self._soon = False
         rows = backend_places(self.admission, self._allotments) + self._quotas.reports(self._clock.now)
         self._allotments.keep_only(row.resource for row in rows)
-        self._hub.send(self._hub.noted, (self.name, rows, self._quotas.asked_for(), tenant_uses(self.admission)))
+        self._hub.send(
+            self._hub.noted,
+            SimReport(
+                self.name,
+                rows,
+                self._quotas.asked_for(),
+                tenant_uses(self.admission),
+                learned_figures(self.admission),
+                take_observations(self.admission, self._clock.now),
+            ),
+        )
 
     # What the hub says
 
@@ -291,7 +324,7 @@ class SharedGateway(HangupGateway):
                 continue
             load = self._loads.get(grant.resource)
             if load is not None:
-                load.allotted = grant.allowed
+                load.allot(grant.allowed)
                 self.admission.fleet.load_changed(load)
                 self._act(self.admission.dispatch(self._clock.now))
             for ticket, tenant in self._quotas.granted(grant.resource, grant.allowed) if load is None else ():
@@ -302,6 +335,12 @@ class SharedGateway(HangupGateway):
         if self.alive:
             for ticket, tenant in self._quotas.considered(more_may_come):
                 self._decide(ticket, tenant)
+
+    def note_whole(self, rows: list[WholeFigures], _: int) -> None:
+        if self.alive:
+            limits = shared_limits(self.admission)
+            for row in rows:
+                limits[row.backend].note_whole(*row[1:])
 
     def note_served(self, by_others: dict[str, float], _: int) -> None:
         if self.alive:

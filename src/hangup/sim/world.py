@@ -68,6 +68,8 @@ def run(
     clock.at(first.at_s, come, first)
     with _no_collector():
         clock.run(warm_s)
+        for engine in engines:
+            engine.waiting_peak = engine.waiting
         before = _totals(engines)
         for step in range(1, _PROGRESS_STEPS + 1):
             clock.run(warm_s + seconds * step / _PROGRESS_STEPS)

@@ -33,10 +33,11 @@ a backend with no evidence of queueing: there, only the deadline that the client
 """
 
 from hangup.core.admission.admission import Action, Admission
-from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
+from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.health import BackendHealth, DnsListing, HealthEvent, Trust
 from hangup.core.admission.limiter import Evidence
+from hangup.core.admission.shared_limit import NO_LIMIT, Observation, SharedLimit, WholeLimit
 from hangup.core.admission.tenants import Band, TenantTerms
 from hangup.core.admission.ticket import Ticket
 
@@ -51,7 +52,10 @@ __all__ = [
     "Evidence",
     "Fleet",
     "HealthEvent",
+    "Observation",
+    "SharedLimit",
     "TenantTerms",
     "Ticket",
     "Trust",
+    "WholeLimit",
 ]

@@ -10,10 +10,10 @@ from typing import Final, Protocol
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.health import BackendHealth
 from hangup.core.admission.limiter import Evidence, LearnedLimit
+from hangup.core.admission.shared_limit import NO_LIMIT, SharedLimit
 from hangup.core.engine_time import EngineTime
 
 _SLOTS_PER_READER: Final = 8  # without live calls, one job item may be without a first token for every this many slots
-NO_LIMIT: Final = 10**9  # calls
 SLOTS: Final = "slots"  # limited by its slots, as configured or as the engine reports
 
 
@@ -94,6 +94,20 @@ class BackendLoad:
         self.limit_counted = 0  # its part of the fleet's limit
         self.heap_entry = 0  # number of its valid entry in each heap,
         self.entered = (math.inf, 0)  # and the highest load and turn that these say; infinite if one may be missing
+
+    def share(self) -> None:
+        """Use only what is allotted: other gateways send calls there as well."""
+        self.allotted = 0
+        by_tokens = self.limiter.by_tokens
+        self.limiter = SharedLimit(self.limiter.step_slo_s)
+        self.limiter.by_tokens = by_tokens
+
+    def allot(self, places: int) -> None:
+        """Use so many places from now on: of its slots, or of those that all gateways together have learned it has."""
+        # A backend without a limit may have told this gateway its slots just now: then the next grant counts.
+        self.allotted = places if places < NO_LIMIT else self.in_flight
+        if isinstance(self.limiter, SharedLimit):
+            self.limiter.use(places)
 
     def __repr__(self) -> str:
         return f"<backend {self.name} {self.in_flight}/{self.limit} {self.health!r}>"

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from hangup.core.admission.backend_group import NOT_ENTERED, BackendGroup, Entry, order
-from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad, UnstartedCall
+from hangup.core.admission.backend_load import BackendLoad, UnstartedCall
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SPARE, Evidence, LearnedLimit
+from hangup.core.admission.shared_limit import NO_LIMIT
 from hangup.core.admission.tenant_queue import NOBODY
 from hangup.core.admission.ticket import K, Ticket
 
@@ -286,7 +287,8 @@ class Fleet:
 
     def _await_first_token(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Start to wait for the call's first token."""
-        limiter, ahead = load.limiter, load.unstarted
+        limiter = load.limiter
+        ahead = load.unstarted + limiter.unstarted_elsewhere
         ticket.awaits_first_token = True
         ticket.overdue = False
         ticket.calls_ahead = ahead
@@ -381,7 +383,9 @@ class Fleet:
     def engine_reported(self, load: BackendLoad, waiting: int, now: float) -> None:
         """Note how many calls wait in the engine, by its own figures."""
         if not load.slots:
-            load.limiter.engine_reported(waiting, load.in_flight, load.longest_wait_s(waiting, now))
+            others = load.limiter.unstarted_elsewhere
+            ours = -(-waiting * load.unstarted // (load.unstarted + others)) if others else waiting
+            load.limiter.engine_reported(waiting, load.in_flight, load.longest_wait_s(ours, now))
             self.load_changed(load)
 
     def open_if_on_time(self, load: BackendLoad) -> None:

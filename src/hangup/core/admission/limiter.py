@@ -35,7 +35,7 @@ LATE_BY: Final = 2.5  # a first token is late after this many times the usual ti
 LATE_S: Final = 0.05  # plus this
 _EASY_BY, _EASY_S = 1.5, 0.025  # a first token within this allows one more call
 _LATE_SHARE = (0.4, 0.6)  # share of late first tokens: below 0.4 the engine does not queue, above 0.6 it does
-_FREE_SHARE: Final = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
+FREE_SHARE: Final = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
 _ENOUGH: Final = 4  # first tokens before late ones count as evidence
 _MANY: Final = 4  # the test whether fewer calls help needs at least this many calls without a first token,
 _FEW: Final = 3  # and this many first tokens of calls that had at most half as many ahead;
@@ -132,6 +132,7 @@ class LearnedLimit:
         "slow_max",
         "step_slo_s",
         "unlimited",
+        "unstarted_elsewhere",
         "unstarted_max",
     )
 
@@ -140,6 +141,7 @@ class LearnedLimit:
         self.by_tokens = True  # whether late first tokens are evidence; not for hosted APIs
         self.queues = _NONE  # LATE or WAITING while calls without a first token are bounded
         self.unstarted_max = float(COLD_MAX)
+        self.unstarted_elsewhere = 0  # calls of other gateways without a first token, as far as that is known (`SharedLimit`)
         self.unlimited = False  # it gets every call: the common case, which must cost almost nothing
         self.refused_max = math.inf  # the most calls at a time, by its refusals,
         self.slow_max = math.inf  # and by its step time
@@ -176,7 +178,7 @@ class LearnedLimit:
 
     def has_free_slot(self, running: int) -> bool:
         """Return whether one more call would certainly run at once, as far as has been seen."""
-        return running < _FREE_SHARE * self.most_running
+        return running < FREE_SHARE * self.most_running
 
     def overdue(self, sent_at: float, unstarted: int) -> None:
         """Note that a call which may be queueing has no first token although it should."""

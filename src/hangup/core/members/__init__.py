@@ -13,6 +13,14 @@ hub is away. Nothing here knows whether the hub is a parent process on this host
 from hangup.core.members.allotments import Allotments, Grant, PlaceAllocator, PlaceReport
 from hangup.core.members.holdings import backend_places, needs_places
 from hangup.core.members.lead import Lead, LeadWatch
+from hangup.core.members.learned import (
+    LearnedFigures,
+    LearnedPlaces,
+    WholeFigures,
+    learned_figures,
+    shared_limits,
+    take_observations,
+)
 from hangup.core.members.members import LeftCall, LeftCalls, Members
 from hangup.core.members.quotas import HELD_S, QuotaShares
 from hangup.core.members.shares import equal_part, fair_shares, part_alone
@@ -29,6 +37,8 @@ __all__ = [
     "Grant",
     "Lead",
     "LeadWatch",
+    "LearnedFigures",
+    "LearnedPlaces",
     "LeftCall",
     "LeftCalls",
     "Members",
@@ -49,10 +59,14 @@ __all__ = [
     "TokenSums",
     "TokensCharged",
     "WholeCount",
+    "WholeFigures",
     "backend_places",
     "equal_part",
     "fair_shares",
+    "learned_figures",
     "needs_places",
     "part_alone",
+    "shared_limits",
+    "take_observations",
     "tenant_uses",
 ]

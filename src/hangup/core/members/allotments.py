@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hangup.core.admission import NO_LIMIT
 from hangup.core.members.shares import fair_shares, whole_places
 from hangup.core.members.tenant_service import TenantRecords, TenantUse
 
@@ -32,7 +33,7 @@ class PlaceReport:
     """What a member says of one resource."""
 
     resource: str
-    capacity: int  # places that the resource has, as far as this member knows
+    capacity: int  # places that the resource has, as far as this member knows; `NO_LIMIT`: they are learned
     held: int  # places that it uses, or may use without asking
     demand: int  # places that it would use now
     number: int  # of the latest grant that it has seen
@@ -119,12 +120,13 @@ class _Resource:
     holders: dict[str, _Holder] = field(default_factory=dict)
     of_dead: list[tuple[float, int]] = field(default_factory=list)  # until when the places of a dead member stay taken
     turns: int = 0
+    learned: int = NO_LIMIT  # places, by what all members have seen
     for_tenants: tuple[int, dict[str, float] | None] | None = None  # of so many places, what each member should have for them
 
     @property
     def capacity(self) -> int:
         """The least that any member knows: an engine that came back with fewer slots has been seen by one of them first."""
-        return min((holder.capacity for holder in self.holders.values()), default=0)
+        return min(self.learned, min((holder.capacity for holder in self.holders.values()), default=0))
 
 
 class PlaceAllocator:
@@ -179,10 +181,22 @@ class PlaceAllocator:
         for name in mine:
             resource = self._resources[name]
             holder = resource.holders.pop(member)
-            still = holder.granted if died else min(holder.granted, holder.demand)
+            bounded = died and holder.granted < NO_LIMIT
+            still = holder.granted if bounded else min(holder.granted, holder.demand)
             if still:
                 resource.of_dead.append((now + self._dead_hold_s, still))
         return self._share(mine)
+
+    def set_learned(self, places: Mapping[str, int]) -> list[Grant]:
+        """Allot so many places of backends whose slots are learned; `NO_LIMIT`: as many as anybody wants."""
+        changed = [name for name, count in places.items() if self._learned(name) != count]
+        for name in changed:
+            self._resources.setdefault(name, _Resource()).learned = places[name]
+        return self._share(changed)
+
+    def _learned(self, name: str) -> int:
+        found = self._resources.get(name)
+        return NO_LIMIT if found is None else found.learned
 
     def set_aside(self, member: str, parts: int) -> list[Grant]:
         """Keep an equal part of everything, one of so many, for a member that is cut off and will use that much unasked."""
@@ -285,8 +299,8 @@ class PlaceAllocator:
     def _shares_for_tenants(self, capacity: int, members: tuple[str, ...]) -> dict[str, float] | None:
         """Return what members should have of a backend with so many places: the same for all backends that are alike."""
         if not self._tenant_shares:
-            backends = [resource for name, resource in self._resources.items() if not name.startswith(QUOTA_PREFIX)]
-            self._places_of_backends = max(sum(resource.capacity for resource in backends), 1)
+            backends = [resource.capacity for name, resource in self._resources.items() if not name.startswith(QUOTA_PREFIX)]
+            self._places_of_backends = max(sum(capacity for capacity in backends if capacity < NO_LIMIT), 1)
         key = capacity, members
         if key not in self._tenant_shares:
             self._tenant_shares[key] = self.tenants.shares(capacity, capacity / self._places_of_backends, members)
@@ -308,9 +322,12 @@ def _share_one(name: str, resource: _Resource, cut_off: Mapping[str, int], share
     """Bring each member closer to its fair share, as far as there are places that nobody has."""
     holders = {member: holder for member, holder in resource.holders.items() if member not in cut_off}
     kept, most_kept = _kept_for(resource, cut_off)
-    capacity = resource.capacity - sum(places for _, places in resource.of_dead) - most_kept
-    shares = shares_of(name, resource, capacity, holders)
-    free = resource.capacity - _taken(resource) - kept
+    if resource.capacity >= NO_LIMIT:
+        shares, free = dict.fromkeys(holders, NO_LIMIT), NO_LIMIT
+    else:
+        capacity = resource.capacity - sum(places for _, places in resource.of_dead) - most_kept
+        shares = shares_of(name, resource, capacity, holders)
+        free = resource.capacity - _taken(resource) - kept
     grants = []
     for member, holder in sorted(holders.items(), key=lambda item: (item[1].allowed, item[1].turn)):
         # More is out than there is: nobody gets more, not even of what it may still hold, which may be less.
@@ -323,7 +340,7 @@ def _share_one(name: str, resource: _Resource, cut_off: Mapping[str, int], share
             holder.raised = holder.number
             resource.turns += 1
             holder.turn = resource.turns
-        free -= max(allowed - holder.granted, 0)
+        free -= max(allowed - holder.granted, 0) if free < NO_LIMIT else 0
         holder.granted, holder.allowed = max(holder.granted, allowed), allowed
         grants.append(Grant(member, name, allowed, holder.number))
     return grants
@@ -334,7 +351,7 @@ def _kept_for(resource: _Resource, cut_off: Mapping[str, int]) -> tuple[int, int
     beyond = whole = 0
     for member, parts in cut_off.items():
         holder = resource.holders.get(member)
-        if holder is not None:
+        if holder is not None and resource.capacity < NO_LIMIT:
             most = max(holder.granted, math.ceil(resource.capacity / parts))
             beyond, whole = beyond + most - holder.granted, whole + most
     return beyond, whole

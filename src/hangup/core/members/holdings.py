@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from hangup.core.admission import Admission
+from hangup.core.admission import NO_LIMIT, Admission, BackendLoad, SharedLimit
 from hangup.core.members.allotments import Allotments, PlaceReport
 
 K = TypeVar("K")
 
 
 def backend_places(admission: Admission[K], allotments: Allotments) -> list[PlaceReport]:
-    """Say how many slots of each backend are held here, and would be used. Learned slots are not shared."""
+    """Say how many places of each backend are held here, and would be used."""
     waiting = admission.queue.count
     rows = []
     for load in admission.fleet.loads:
+        demand = load.in_flight + (waiting if load.health.takes_calls else 0)
         if load.slots:
-            demand = load.in_flight + (waiting if load.health.takes_calls else 0)
             free = load.slots - load.occupied  # by work that is not ours
             rows.append(allotments.report(load.name, free, load.in_flight, min(demand, load.slots)))
+        else:
+            rows.append(allotments.report(load.name, NO_LIMIT, load.in_flight, demand))
     return rows
 
 
 def needs_places(admission: Admission[K]) -> bool:
-    """Return whether a slot may be needed here or elsewhere."""
+    """Return whether a place may be needed here or elsewhere."""
     if admission.queue.count:
         return True
-    return any(load.slots and load.in_flight > load.allotted for load in admission.fleet.loads)
+    return any(load.in_flight > _allotted(load) for load in admission.fleet.loads)
+
+
+def _allotted(load: BackendLoad) -> int:
+    if load.slots:
+        return load.allotted
+    return load.limiter.allowed if isinstance(load.limiter, SharedLimit) and load.limiter.follows else NO_LIMIT

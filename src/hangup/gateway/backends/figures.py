@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from hangup.core.admission import Evidence
+from hangup.core.admission import Evidence, SharedLimit
 from hangup.errors import EngineFault
 from hangup.gateway.backends.adapters import Seen
 from hangup.gateway.backends.backend import Backend
@@ -42,5 +42,7 @@ def _matters(backend: Backend) -> bool:
     """Decide whether to poll."""
     load = backend.load
     waits = load.unstarted > 0 or load.limiter.queues is not Evidence.NONE
-    others = backend.settings.shared or backend.has_peers  # whose calls may be those that wait
+    limiter = load.limiter
+    learns_alone = not isinstance(limiter, SharedLimit) or not limiter.follows
+    others = backend.settings.shared or (backend.has_peers and learns_alone)  # whose calls may be those that wait
     return waits and _can_be_asked(backend) and not others

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from hangup.core.members import LeftCall, PlaceReport, TenantUse, TokensCharged
+from hangup.core.admission import SharedLimit
+from hangup.core.members import LearnedFigures, LeftCall, PlaceReport, TenantUse, TokensCharged
 from hangup.core.members.pace import HOSTS_LOOK_S, HOSTS_SET_ASIDE_S, HOSTS_SILENT_S
 from hangup.gateway.hosts import life
 from hangup.gateway.hosts.life import Life
@@ -25,6 +26,7 @@ from hangup.gateway.members.stop_hub import Reply
 from hangup.tasks import Tasks
 
 _OUTPUT_S = 0.5  # how often gateways learn that a backend sends something to others
+OBSERVATIONS = "observations"  # what a member saw of its calls at backends whose slots are learned
 EMPTY_WAIT_S = 1.0  # a leader that found the store empty waits this long for the others
 
 Snapshot = dict[str, Any]
@@ -155,6 +157,7 @@ class Leading:
         output = {backend: now - age_s for backend, age_s in snapshot["output"].items()}
         self._hub.note_calls(name, CallsReport([], [], snapshot["live"], output, snapshot["in_engines"]))
         self._hub.note_tenants(name, [TenantUse(*row) for row in snapshot["tenants"]])
+        self._hub.note_learned(name, [LearnedFigures(*row) for row in snapshot["learned"]])
         if snapshot["asks"] or snapshot["places"] != self._places_noted.get(name):  # most say what they said before
             self._places_noted[name] = snapshot["places"]
             self._hub.note_places(name, _places(snapshot), snapshot["asks"])
@@ -180,6 +183,8 @@ class Leading:
             if name in unknown:
                 rows = [_at_most(row, self._earlier_orders.get(name, {"grants": {}, "most": {}})) for row in rows]
             self._hub.learn_places(name, rows)
+        for name, snapshot in self._snapshots.items():
+            self._hub.note_learned(name, [LearnedFigures(*row) for row in snapshot["learned"]])
         self.settled = True
         self.judge()
         self._hub.share_places()
@@ -197,12 +202,18 @@ class Leading:
 
     def take_own(self, kind: str, fields: dict[str, Any]) -> None:
         """Handle a message of this gateway itself to the hub."""
-        self._hub.stops.handle(self._ports.name, kind, fields)
+        self._take_message(self._ports.name, kind, fields)
+
+    def learn_from(self, limits: Mapping[str, SharedLimit]) -> None:
+        """Begin with what the leader before this one had learned of backends, as far as this gateway knows it."""
+        self._hub.learn_from(limits)
 
     def _take_message(self, name: str, kind: str, fields: dict[str, Any]) -> None:
         if kind == HELLO:
             self._hub.stops.joined(name)
             self._hub.stops.tell_leader(name)
+        elif kind == OBSERVATIONS:
+            self._hub.note_observations(fields["seen"])
         else:
             self._hub.stops.handle(name, kind, fields)
 
@@ -303,7 +314,7 @@ class Leading:
 
     def _tell(self, name: str, kind: str, fields: dict[str, Any]) -> None:
         """Note what a member must know; it gets the latest of each kind. What must not be missed goes through its line."""
-        if kind not in ("grants", "output", "others", "considered", "token_levels", "served"):
+        if kind not in ("grants", "output", "others", "considered", "token_levels", "served", "whole"):
             if name == self._ports.name:
                 self._ports.tell_self(kind, fields)
             else:
@@ -322,6 +333,8 @@ class Leading:
             order["others"] = fields["calls"]
         elif kind == "served":
             order["served"] = fields["by_others"]
+        elif kind == "whole":
+            order["whole"] = fields["rows"]
         elif kind == "token_levels":
             self._numbered += 1
             order["tokens"] = fields | {"n": self._numbered}

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from hangup.config.limits import ProcessLimits
 from hangup.core.clocks import Backoff
-from hangup.core.members import Lead, LeadWatch, TokenLevel, equal_part, part_alone
+from hangup.core.members import Lead, LeadWatch, TokenLevel, WholeFigures, equal_part, part_alone
 from hangup.core.members.pace import HOSTS_KEEP_S, HOSTS_LOOK_S, HOSTS_SILENT_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.hosts import life
-from hangup.gateway.hosts.leading import Leading
+from hangup.gateway.hosts.leading import OBSERVATIONS, Leading
 from hangup.gateway.hosts.life import Life, LifePort
 from hangup.gateway.hosts.lines import HubLine
 from hangup.gateway.hosts.mail import Mail
@@ -170,6 +170,8 @@ class StoreLink:
         self.leader = found.lead.member if found.lead is not None else ""
         self._obey(found)
         self._follow(found.lead)
+        if seen := self._member.observations():
+            self._send_to_hub(OBSERVATIONS, {"seen": seen})
         if self._leading is not None:
             await self._lead(self._leading, found)
         if self._watch.look(time.monotonic(), found.lead) and self._leading is None:
@@ -184,6 +186,7 @@ class StoreLink:
             "address": self._address,
             "reached": self._reached,
             "places": [place.row() for place in self._member.places()],
+            "learned": [] if left else [tuple(row) for row in self._member.learned()],
             "asks": [] if left else self._member.asks(),
             "tenants": [] if left else [tuple(row) for row in self._member.tenants()],
             "tokens": [tuple(row) for row in self._member.token_totals()],
@@ -251,6 +254,8 @@ class StoreLink:
             self._member.note_output({backend: now - age_s for backend, age_s in output["ages"].items()})
         if (others := orders.get("others")) is not None:
             self._member.note_others(others)
+        if (whole := orders.get("whole")) is not None:
+            self._member.note_whole([WholeFigures(*row) for row in whole])
         if (served := orders.get("served")) is not None:
             self._member.note_served(served, lead.term)
         if (considered := orders.get("considered")) is not None and considered["seq"] > self._considered:
@@ -259,7 +264,7 @@ class StoreLink:
         if (tokens := orders.get("tokens")) is not None and (lead.term, tokens["n"]) > self._levels_seen:
             self._levels_seen = lead.term, tokens["n"]
             self._member.take_token_levels([TokenLevel(*row) for row in tokens["levels"]], tokens["members"])
-        if grants:
+        if grants or whole:  # of an engine that is found to be full, there may be nothing to grant yet
             self._joined.set()
         if lead.member not in (self.name, self._asked_leader) and orders["leader"]:
             self._asked_leader = lead.member
@@ -350,6 +355,7 @@ class StoreLink:
             heritage=heritage,
             reached=[self._reached_leader] if self._reached_leader else [],
         )
+        self._leading.learn_from(self._member.limits())
 
     async def _stop_leading(self) -> None:
         if self._leading is not None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from hangup.core.admission import Observation, SharedLimit
 from hangup.core.members import (
     Grant,
+    LearnedFigures,
+    LearnedPlaces,
     LeftCall,
     LeftCalls,
     Members,
@@ -18,6 +21,7 @@ from hangup.core.members import (
     TenantUse,
     TokenBank,
     TokensCharged,
+    WholeFigures,
 )
 from hangup.core.members.pace import DEAD_HOLD_S, LOOK_S, SILENT_S
 from hangup.gateway.members.member import CallsReport
@@ -31,7 +35,7 @@ Tell = Callable[[str, str, dict[str, Any]], None]  # a member, the kind of the m
 class Reported:
     """What a member reported last of its calls."""
 
-    __slots__ = ("calls", "in_engines", "last_output_at", "live", "others", "served_by_others")
+    __slots__ = ("calls", "in_engines", "last_output_at", "live", "others", "served_by_others", "whole")
 
     def __init__(self) -> None:
         self.live = 0
@@ -39,7 +43,8 @@ class Reported:
         self.calls: dict[str, LeftCall] = {}  # in engines
         self.in_engines: dict[str, int] = {}  # how many, by backend
         self.others: dict[str, int] = {}  # what it was told of the others,
-        self.served_by_others: dict[str, float] = {}  # and of what they served tenants
+        self.served_by_others: dict[str, float] = {}  # of what they served tenants,
+        self.whole: list[WholeFigures] = []  # and of all calls at backends whose slots are learned
 
     def note(self, report: CallsReport) -> None:
         self.live, self.last_output_at, self.in_engines = report.live, report.output, report.in_engines
@@ -64,6 +69,7 @@ class Hub:
         self.members = Members(silent_s, look_s, elects=save is None)
         self.stops = StopHub(tell, self.members, save)
         self._places = PlaceAllocator(DEAD_HOLD_S)
+        self._learned = LearnedPlaces()
         self._left = LeftCalls()
         self._tokens = TokenBank()
         self._levels_sent_at = -math.inf
@@ -85,6 +91,7 @@ class Hub:
         self.members.leave(member)
         self.stops.left(member, died=died and had_joined)
         self._tokens.leave(member)
+        self._learned.leave(member, now + DEAD_HOLD_S)
         self._send(self._places.leave(member, now, died=died))
         return self._reported.pop(member, Reported())
 
@@ -94,6 +101,8 @@ class Hub:
         self.stops.follow_leader()
         self._send(self._places.pass_time(now))
         self._pass_on_service()
+        for member in self.members.names:
+            self._pass_on_whole(member)
         if now - self._levels_sent_at >= _LEVELS_S:
             self._send_token_levels(self.members.names, now)
 
@@ -105,6 +114,28 @@ class Hub:
         if asks:
             more = {resource: self._places.expects_more(resource) for resource in asks}
             self._tell(member, "considered", {"more_may_come": more})
+
+    def note_learned(self, member: str, rows: Iterable[LearnedFigures]) -> None:
+        """Note what a member has at backends whose slots are learned."""
+        self._send(self._places.set_learned(self._learned.note(member, rows, time.monotonic())))
+        self._pass_on_whole(member)
+
+    def note_observations(self, seen: Mapping[str, Iterable[Iterable[float]]]) -> None:
+        """Learn from what a member saw of its calls there."""
+        rows: dict[str, list[Observation]] = {
+            name: [tuple(row) for row in mine] for name, mine in seen.items()
+        }  # JSON has lists
+        self._send(self._places.set_learned(self._learned.observe(rows, time.monotonic())))
+
+    def learn_from(self, limits: Mapping[str, SharedLimit]) -> None:
+        """Begin with what the hub before this one had learned of backends, as far as this process knows it."""
+        self._learned.go_on_from(limits, time.monotonic())
+
+    def _pass_on_whole(self, member: str) -> None:
+        reported, whole = self.reported(member), self._learned.whole_for(member, time.monotonic())
+        if whole != reported.whole:
+            reported.whole = whole
+            self._tell(member, "whole", {"rows": [tuple(row) for row in whole]})
 
     def note_tenants(self, member: str, uses: Iterable[TenantUse]) -> None:
         """Note which tenants have calls at a member."""

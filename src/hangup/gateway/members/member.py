@@ -8,18 +8,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hangup.core.admission import BackendLoad
+from hangup.core.admission import NO_LIMIT, BackendLoad, Observation, SharedLimit
 from hangup.core.members import (
     Allotments,
     Grant,
+    LearnedFigures,
     LeftCall,
     PlaceReport,
     ServedElsewhere,
     TenantUse,
     TokenLevel,
     TokensCharged,
+    WholeFigures,
     backend_places,
+    learned_figures,
     needs_places,
+    shared_limits,
+    take_observations,
     tenant_uses,
 )
 from hangup.core.reaper import PendingStop
@@ -43,14 +48,12 @@ class Member:
 
     def __init__(self, gateway: Gateway, report_soon: Callable[[], None]) -> None:
         self._gateway = gateway
-        self._report_soon = report_soon
         self._allotments = Allotments()
         self._sent_calls: dict[str, tuple[str, str]] = {}  # the calls in engines that the hub knows: backend and key
-        self._has_slots = False  # any backend has slots, which are allotted
         self._quotas = SharedQuotas(gateway.placement, self._allotments, report_soon)
         self._charged: dict[str, float] = {}  # by tenant, by the last report
         self._served_elsewhere = ServedElsewhere()
-        gateway.placement.on_wait = self._call_waits
+        gateway.placement.on_wait = report_soon
 
     def close(self) -> None:
         self._gateway.placement.on_wait = None
@@ -60,15 +63,33 @@ class Member:
 
     def in_hurry(self) -> bool:
         """Return whether a place may be needed here or elsewhere."""
-        return self._has_slots and needs_places(self._gateway.placement.admission)
+        return needs_places(self._gateway.placement.admission)
 
     def places(self) -> list[PlaceReport]:
         """Say how many places of each resource are held here, and would be used."""
         rows = backend_places(self._gateway.placement.admission, self._allotments)
-        self._has_slots = bool(rows)
         rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)
         return rows
+
+    def learned(self) -> list[LearnedFigures]:
+        """Say what is here of the calls at backends whose slots are learned."""
+        return learned_figures(self._gateway.placement.admission)
+
+    def observations(self) -> dict[str, list[Observation]]:
+        """Say what was seen of these calls since the last time."""
+        return take_observations(self._gateway.placement.admission, time.monotonic())
+
+    def limits(self) -> dict[str, SharedLimit]:
+        """Return the limits of the backends whose slots are learned."""
+        return shared_limits(self._gateway.placement.admission)
+
+    def note_whole(self, rows: Iterable[WholeFigures]) -> None:
+        """Note what is known of all members' calls at these backends."""
+        limits = self.limits()
+        for row in rows:
+            if row.backend in limits:
+                limits[row.backend].note_whole(*row[1:])
 
     def tenants(self) -> list[TenantUse]:
         """Say which tenants have calls here."""
@@ -111,12 +132,23 @@ class Member:
 
     def assume(self, part: Callable[[int], int], *, keep: bool) -> None:
         """Use a part of every resource, because there is no hub to ask; with `keep`, only of those of which this process holds
-        nothing."""
+        nothing. Of slots that are learned, it uses what it has learned itself."""
         for row in self.places():
-            if not (keep and row.held):
-                allowed = part(row.capacity)
-                if self._allotments.assume(row.resource, allowed):
-                    self._use(row.resource, allowed)
+            if keep and row.held:
+                continue
+            learned = row.capacity >= NO_LIMIT
+            allowed = 0 if learned else part(row.capacity)
+            changed = self._allotments.assume(row.resource, allowed)
+            if learned:
+                self._learn_alone(row.resource)
+            elif changed:
+                self._use(row.resource, allowed)
+
+    def _learn_alone(self, resource: str) -> None:
+        load = next(load for load in self._loads() if load.name == resource)
+        if isinstance(load.limiter, SharedLimit) and load.limiter.follows:
+            load.limiter.go_alone()
+            self._gateway.placement.load_changed(load)
 
     def asks(self) -> list[str]:
         """Return the resources of which calls wait for more, until the hub has said whether more may come."""
@@ -150,10 +182,6 @@ class Member:
 
     def _loads(self) -> Iterable[BackendLoad]:
         return self._gateway.placement.admission.fleet.loads
-
-    def _call_waits(self) -> None:
-        if self._has_slots:
-            self._report_soon()
 
     # What the hub says
 

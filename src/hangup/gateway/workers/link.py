@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.types import ASGIApp
 
 from hangup.config.load import Configuration
-from hangup.core.members import LeftCall, TokenLevel
+from hangup.core.members import LearnedFigures, LeftCall, TokenLevel, WholeFigures
 from hangup.core.members.pace import HURRY_S, REPORT_S, SOON_AGAIN_S, SOON_S
 from hangup.gateway.gateway import Gateway
 from hangup.gateway.jobs.provider_sharing import ProviderSharing
@@ -47,6 +47,7 @@ class SupervisorLink:
         self._soon: asyncio.TimerHandle | None = None
         self._soon_from = 0.0  # not before this time
         self._tenants_sent: list[tuple[object, ...]] = []
+        self._learned_sent: list[LearnedFigures] = []
         self._server: LinkedServer | None = None
         self._provider_sharing: ProviderSharing | None = None
         self.peers = MemberPeers(lambda kind, fields: channel.send(kind, **fields))
@@ -114,6 +115,12 @@ class SupervisorLink:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
+        learned = self._member.learned()
+        if learned != self._learned_sent or any(row.in_flight for row in learned):  # how long calls run counts as well
+            self._learned_sent = learned
+            self.channel.send("learned", rows=[tuple(row) for row in learned])
+        if seen := self._member.observations():
+            self.channel.send("observations", seen=seen)
         places = [place.row() for place in self._member.places()]
         self.channel.send("places", places=places, asks=self._member.asks())
 
@@ -153,6 +160,8 @@ class SupervisorLink:
             self._member.take_token_levels([TokenLevel(*row) for row in message["levels"]], message["members"])
         elif kind == "served":
             self._member.note_served(message["by_others"])
+        elif kind == "whole":
+            self._member.note_whole([WholeFigures(*row) for row in message["rows"]])
         elif kind == "output":
             self._member.note_output(message["at"])
         elif kind == "others":

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from hangup.config.load import Configuration
 from hangup.core.clocks import Backoff
 from hangup.core.deadline import Deadline
-from hangup.core.members import LeftCall, PlaceReport, TenantUse, TokensCharged
+from hangup.core.members import LearnedFigures, LeftCall, PlaceReport, TenantUse, TokensCharged
 from hangup.core.members.pace import LOOK_S
 from hangup.errors import HangupError
 from hangup.gateway import ports
@@ -211,6 +211,10 @@ class Supervisor:
             self._hub.note_calls(worker.name, report)
         elif kind == "places":
             self._hub.note_places(worker.name, [PlaceReport(*row) for row in message["places"]], message["asks"])
+        elif kind == "learned":
+            self._hub.note_learned(worker.name, [LearnedFigures(*row) for row in message["rows"]])
+        elif kind == "observations":
+            self._hub.note_observations(message["seen"])
         elif kind == "tenants":
             self._hub.note_tenants(worker.name, [TenantUse(*row) for row in message["rows"]])
         elif kind == "tokens_charged":
