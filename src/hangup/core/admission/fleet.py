@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from hangup.core.admission.backend_group import NOT_ENTERED, BackendGroup, Entry, order
-from hangup.core.admission.backend_load import BackendLoad, UnstartedCall
+from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.estimates import Estimates
-from hangup.core.admission.limiter import SPARE, Evidence, LearnedLimit
+from hangup.core.admission.limiter import SPARE, Evidence
 from hangup.core.admission.shared_limit import NO_LIMIT
 from hangup.core.admission.tenant_queue import NOBODY
 from hangup.core.admission.ticket import K, Ticket
@@ -309,7 +309,7 @@ class Fleet:
             ticket = next(iter(waits))
             if ticket.overdue_at == math.inf:  # nothing was known yet when it was sent
                 ticket.overdue_at = ticket.sent_at + limiter.overdue_after_s(ticket.prompt, not ticket.whole)
-            if ticket.overdue_at > self.now or not self._is_late(ticket, limiter, self.now):
+            if ticket.overdue_at > self.now or ticket.overdue_at + self.delayed_s(ticket.sent_at) > self.now:
                 break
             del waits[ticket]
             ticket.overdue = True
@@ -319,16 +319,6 @@ class Fleet:
         if found:
             self.load_changed(load)
         return found
-
-    def _is_late(self, ticket: UnstartedCall, limiter: LearnedLimit, now: float) -> bool:
-        """Return whether a first token that is overdue by the clock is late, beyond the time for which this process was itself
-        kept from looking; if not, put off when it becomes overdue."""
-        delayed_s = self.delayed_s(ticket.sent_at)
-        if not delayed_s:
-            return True
-        due = ticket.sent_at + limiter.overdue_after_s(ticket.prompt, not ticket.whole) + delayed_s
-        ticket.overdue_at = max(ticket.overdue_at, due)
-        return now > ticket.overdue_at
 
     def first_token(self, ticket: Ticket[K], now: float) -> None:
         """Note that the engine has read the call's prompt and begun to answer."""
@@ -352,7 +342,10 @@ class Fleet:
         """Learn what a first token says about its backend's limit; return False if it says nothing new."""
         limiter, waited = load.limiter, now - ticket.sent_at
         load.awaiting_first_token.pop(ticket, None)
-        late = ticket.overdue or (now > ticket.overdue_at and self._is_late(ticket, limiter, now))
+        late = ticket.overdue
+        if not late and now > ticket.overdue_at:  # or it only seems so: the time in which this process did not look is its own
+            waited = max(waited - self.delayed_s(ticket.sent_at), 0.0)
+            late = waited > ticket.overdue_at - ticket.sent_at
         if not ticket.whole:
             limiter.note_running(load.in_flight - load.held - load.unstarted, now)
         elif not late:  # the engine was working on all calls that it had
