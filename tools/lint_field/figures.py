@@ -23,6 +23,7 @@ PARTS = (
     "ninth",
     "tenth",
     "eleventh",
+    "twelfth",
 )  # in the order of time
 
 
