@@ -11,6 +11,7 @@ from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.admission import Admission, BackendLoad, HealthEvent, Ticket
 from hangup.core.admission.limiter import Evidence, LearnedLimit
+from hangup.core.admission.shared_limit import FIRST_TOKEN, NO_LIMIT, SharedLimit
 
 PROMPT = 100
 INF = math.inf
@@ -92,6 +93,18 @@ class TestFleet:
         admission.fleet.delayed_s = lambda since: 0.5
         calls = [self.send(admission, 20.0) for _ in range(20)]
         assert self.send(admission, 20.81).queued and calls[0].overdue and why(load.limiter) is Evidence.LATE
+
+    def test_other_gateways_learn_how_long_the_engine_took_without_our_own_delay(self) -> None:
+        limiter = SharedLimit()
+        limiter.use(NO_LIMIT)
+        admission = self.new_admission()
+        [load] = admission.fleet.loads
+        load.limiter = limiter
+        admission.fleet.delayed_s = lambda since: 0.5
+        ticket = self.send(admission, 20.0)
+        admission.first_token(ticket, 20.6)
+        [seen] = limiter.take_observations(20.6)
+        assert seen[1] == FIRST_TOKEN and seen[3] == pytest.approx(0.1)
 
     def test_a_delay_that_goes_on_is_not_counted_twice(self) -> None:
         admission = self.new_admission()

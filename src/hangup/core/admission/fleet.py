@@ -14,8 +14,8 @@ from typing import Final
 from hangup.core.admission.backend_group import NOT_ENTERED, BackendGroup, Entry, order
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.estimates import Estimates
-from hangup.core.admission.limiter import SPARE, Evidence
-from hangup.core.admission.shared_limit import NO_LIMIT
+from hangup.core.admission.limiter import LATE_S, SPARE, Evidence
+from hangup.core.admission.shared_limit import NO_LIMIT, SharedLimit
 from hangup.core.admission.tenant_queue import NOBODY
 from hangup.core.admission.ticket import K, Ticket
 
@@ -343,7 +343,8 @@ class Fleet:
         limiter, waited = load.limiter, now - ticket.sent_at
         load.awaiting_first_token.pop(ticket, None)
         late = ticket.overdue
-        if not late and now > ticket.overdue_at:  # or it only seems so: the time in which this process did not look is its own
+        # It may only seem late, here or to others who know other usual times: while this process did not look, it was late.
+        if not late and (now > ticket.overdue_at or (waited > LATE_S and isinstance(limiter, SharedLimit))):
             waited = max(waited - self.delayed_s(ticket.sent_at), 0.0)
             late = waited > ticket.overdue_at - ticket.sent_at
         if not ticket.whole:

@@ -13,6 +13,7 @@ from typing import Final
 
 BEAT_S: Final = 0.1  # between two beats
 STOOD_STILL_S: Final = 0.5  # without a beat, or after the time of a timeout: this process did not run
+_ASK_S: Final = 0.001  # the kernel is asked at most once in this time
 _REMEMBERED: Final = 600  # beats, a minute's worth: for longer than that, nobody asks
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"  # Linux: nanoseconds on the CPU, and nanoseconds of waiting for one
 
@@ -40,6 +41,7 @@ class LoopBeats:
         self._before_last = 0.0
         self._stood_still_s = 0.0  # in all
         self._cpu_wait_s = 0.0  # how long this thread had waited for a CPU by the last beat
+        self._asked: tuple[float, float] = (-1.0, 0.0)  # when the kernel was last asked between two beats, and that time then
         self._delayed_s = 0.0  # how long the loop was kept from its work, in all, by the last beat
         self._beats: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)  # each with the delay in all by then
 
@@ -68,15 +70,15 @@ class LoopBeats:
         return self._stood_still_s + self._gap_s(time.monotonic())
 
     def delayed_s(self, since: float) -> float:
-        """Return for how long the loop was kept from its work since then, at most: it waited for a CPU, or a turn was long.
-
-        To be asked about what seems late, and not more often: it asks the kernel.
-        """
+        """Return for how long the loop was kept from its work since then, at most: it waited for a CPU, or a turn was long."""
         if self._last is None:
             return 0.0
+        now = time.monotonic()
+        if now - self._asked[0] > _ASK_S:
+            self._asked = (now, self._waited_for_cpu_s())
         before = bisect_right(self._beats, (since, 0.0)) - 1
         known_s = self._delayed_s - (self._beats[before][1] if before >= 0 else self._beats[0][1])
-        return known_s + self._delay_s(time.monotonic(), self._waited_for_cpu_s())
+        return known_s + self._delay_s(now, self._asked[1])
 
     def _delay_s(self, now: float, waited_s: float) -> float:
         """Return the delay since the last beat."""
