@@ -13,7 +13,7 @@ from typing import Final
 
 BEAT_S: Final = 0.1  # between two beats
 STOOD_STILL_S: Final = 0.5  # without a beat, or after the time of a timeout: this process did not run
-_ASK_S: Final = 0.001  # the kernel is asked at most once in this time
+_ASK_S: Final = 0.005  # the kernel is asked at most once in this time
 _REMEMBERED: Final = 600  # beats, a minute's worth: for longer than that, nobody asks
 _SCHEDSTAT: Final = "/proc/thread-self/schedstat"  # Linux: nanoseconds on the CPU, and nanoseconds of waiting for one
 
