@@ -105,6 +105,9 @@ class SourceFiles:
                     self._decoded[path] = text.decode("utf-8", "replace")
                 yield path, self._decoded[path]
 
+    def text(self, path: str) -> str:
+        return self._text(path).decode("utf-8", "replace")
+
     def _has_word(self, path: str, word: str) -> bool:
         return f" {word} " in f" {self._unread[path].words} "
 

@@ -94,8 +94,9 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
 
 
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
-    """Return the first call of a handler that runs a whole generation."""
+    """Return the call of a handler that runs a whole generation: of several, the first of those that are most certain."""
     function = project.function(key)
+    candidates: list[tuple[int, Place, str, Runs]] = []
     quiet = () if framework in _ANSWER_BY_SENDING else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
@@ -105,8 +106,10 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             or (runs.streams and not collected)
             or runs.blocked
             or runs.kept
+            or runs.labels
             or (runs.may_stream and not function.answers)
             or call.place in quiet
+            or project.served.is_unasked(key, runs.needs)
             or (call.last and framework == "websocket")  # the client has left by then
         ):
             continue
@@ -118,7 +121,9 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             continue
         waits = call.use in {"await", "given"} or (collected and not runs.blocks)
         if waits if function.is_async else runs.blocks or collected:
-            return call.place, call.ref, runs
+            candidates.append((_evidence(call, runs), call.place, call.ref, runs))
+    if candidates:
+        return _best(candidates)
     for index, spawn in enumerate(function.spawns):
         found = project.by_spawn.get((*key, index))
         if (
@@ -127,7 +132,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             and spawn.kind in {"executor", "passed", "method"}
             and spawn.handle == "await"
             and not found.streams
-            and not found.kept
+            and not (found.kept or found.labels)
             and not spawn.stoppable
             and spawn.place not in quiet
             and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))
@@ -136,6 +141,18 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
+
+
+def _evidence(call: CallFacts, runs: Runs) -> int:
+    """Return how certain it is that a call runs a generation whenever the handler is called."""
+    return (0 if runs.forwards else 8) + (0 if runs.needs else 4) + (0 if call.branched else 2) + (0 if call.maybe else 1)
+
+
+def _best(candidates: list[tuple[int, Place, str, Runs]]) -> tuple[Place, str, Runs]:
+    """Return the first of the most certain calls; of requests to unknown addresses the last, since others prepare it."""
+    if all(runs.forwards for *_, runs in candidates):
+        return candidates[-1][1:]
+    return max(candidates, key=lambda found: found[0])[1:]
 
 
 def _may_watch(project: Project, key: Key, wrapper: str) -> bool:
