@@ -62,6 +62,30 @@ def test_a_request_for_a_token_or_a_list_is_no_inference(address: str, body: str
     assert gateway("return await refresh()") != []
 
 
+def test_a_function_for_answers_without_a_stream_reads_the_stream_that_it_opens() -> None:
+    source = """
+        import httpx
+        from fastapi import FastAPI
+
+        app = FastAPI()
+        client = httpx.AsyncClient()
+
+        async def open_upstream(body):
+            return await client.send(client.build_request("POST", ADDRESS, json=body), stream=True)
+
+        async def serve_nonstream(body):
+            upstream = await open_upstream(body)
+            return await aggregate(upstream)
+
+        @app.post("/v1/responses")
+        async def responses(body: dict):
+            return await serve_nonstream(body)
+    """
+    (found,) = messages(source)
+    assert "`serve_nonstream`" in found
+    assert messages(source.replace("serve_nonstream", "serve")) == []
+
+
 MODEL = """
     from fastapi import FastAPI
     from fastapi.responses import StreamingResponse

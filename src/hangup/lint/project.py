@@ -35,6 +35,7 @@ _MAKERS = {
 }
 
 
+_NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
 _INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
 
 
@@ -286,7 +287,7 @@ class Project:
     @staticmethod
     def _consumes(function: FunctionFacts, call: CallFacts) -> bool:
         """Return whether the function reads the whole stream that the call returns."""
-        if call.use == "loop" or call.into in _COLLECT:
+        if call.use == "loop" or call.into in _COLLECT or _NO_STREAM.search(function.name):
             return True
         made = call.ref + "()"
         return any(made in function.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in function.loops)
