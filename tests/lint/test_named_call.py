@@ -122,6 +122,14 @@ def model(*lines: str) -> list[str]:
 def test_a_call_that_is_always_made_is_named_before_one_in_a_branch() -> None:
     (found,) = model("if state == 'new':", "    text = await suggest(text)", "return await complete(text)")
     assert "`complete`" in found
+    (found,) = model(
+        "if state:",
+        "    if text:",
+        "        text = await suggest(text)",
+        "    text = await complete(text)",
+        "return {'text': text}",
+    )
+    assert "`complete`" in found
     (found,) = model("text = await suggest(text)", "return await complete(text)")
     assert "`suggest`" in found
 

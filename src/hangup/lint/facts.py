@@ -33,7 +33,7 @@ class CallFacts:
     )  # parameters, and attributes of them, that must be true for it to be made, or false (after `!`)
     switches: list[str] = field(default_factory=list)  # conditions around it that a setting decides, as `switches` writes them
     maybe: bool = False  # in a branch, or after an early return of something else
-    branched: bool = False  # in a branch
+    branches: int = 0  # in how many branches, one inside another
     chosen: bool = False  # in one of many branches for values of a parameter
     last: bool = False  # in `finally`
     given: list[str] = field(

@@ -51,9 +51,9 @@ class Guards:
                     tests.append((frame.node.test, frame.part == "body"))
             elif isinstance(frame.node, (ast.For, ast.AsyncFor)) and (test := self._filling(frame.node.iter)) is not None:
                 tests.append((test, True))
-            call.branched |= isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
+            call.branches += isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
             call.last |= frame.part == "finalbody"
-        call.maybe |= call.branched
+        call.maybe |= call.branches > 0
         for test, holds in tests:
             for wanted in _wanted(test, holds=holds):
                 if _owner(wanted) in self.parameters and wanted not in call.needs:

@@ -34,6 +34,7 @@ _PREPARES = re.compile(
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
 _ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
+_Evidence = tuple[bool, bool, int, bool]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -96,7 +97,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
     """Return the call of a handler that runs a whole generation: of several, the first of those that are most certain."""
     function = project.function(key)
-    candidates: list[tuple[int, Place, str, Runs]] = []
+    candidates: list[tuple[_Evidence, Place, str, Runs]] = []
     quiet = () if framework in _ANSWER_BY_SENDING else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
@@ -143,12 +144,12 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
 
 
-def _evidence(call: CallFacts, runs: Runs) -> int:
-    """Return how certain it is that a call runs a generation whenever the handler is called."""
-    return (0 if runs.forwards else 8) + (0 if runs.needs else 4) + (0 if call.branched else 2) + (0 if call.maybe else 1)
+def _evidence(call: CallFacts, runs: Runs) -> _Evidence:
+    """Return how certain it is that a call runs a generation whenever the handler is called: the larger, the more."""
+    return not runs.forwards, not runs.needs, -call.branches, not call.maybe
 
 
-def _best(candidates: list[tuple[int, Place, str, Runs]]) -> tuple[Place, str, Runs]:
+def _best(candidates: list[tuple[_Evidence, Place, str, Runs]]) -> tuple[Place, str, Runs]:
     """Return the first of the most certain calls; of requests to unknown addresses the last, since others prepare it."""
     if all(runs.forwards for *_, runs in candidates):
         return candidates[-1][1:]
