@@ -31,6 +31,7 @@ class Guards:
     def __init__(self, module: Module, scope: Function) -> None:
         self.parameters = {p.arg for p in scope.parameters} - scope.assigned.keys()
         self.switches = Switches(module, scope)
+        self._asked: dict[tuple[int, bool], list[str]] = {}
         self._called: dict[int, set[str]] = {}  # id of a branch's first statement -> the last parts of what it calls
         body = scope.node.body if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
         self.choices = _choices(scope, self.parameters)
@@ -55,9 +56,7 @@ class Guards:
             call.last |= frame.part == "finalbody"
         call.maybe |= call.branches > 0
         for test, holds in tests:
-            for wanted in _wanted(test, holds=holds):
-                if _owner(wanted) in self.parameters and wanted not in call.needs:
-                    call.needs.append(wanted)
+            call.needs += [wanted for wanted in self._wanted(test, holds=holds) if wanted not in call.needs]
             if (switch := self.switches.condition(test, holds=holds)) and switch not in call.switches:
                 call.switches.append(switch)
         node = site.node
@@ -65,10 +64,18 @@ class Guards:
             call.given = [self._argument(a) for a in node.args]
             call.given += [f"{k.arg or '**'}={self._argument(k.value)}" for k in node.keywords]
 
+    def _wanted(self, test: ast.expr, *, holds: bool) -> list[str]:
+        """Return which parameters, and attributes of them, a condition asks for; computed once, since calls share it."""
+        found = self._asked.get((id(test), holds))
+        if found is None:
+            found = [wanted for wanted in _wanted(test, holds=holds) if _owner(wanted) in self.parameters]
+            self._asked[id(test), holds] = found
+        return found
+
     def _is_in_both(self, node: ast.If, site: Site, *, in_body: bool) -> bool:
         """Return whether the other branch makes the same call: then the condition decides how, not whether."""
         other = node.orelse if in_body else node.body
-        if not other or not any(_owner(wanted) in self.parameters for wanted in _wanted(node.test, holds=in_body)):
+        if not other or not self._wanted(node.test, holds=in_body):
             return False
         if id(other[0]) not in self._called:
             nodes = (n for statement in other for n in ast.walk(statement))
@@ -128,8 +135,10 @@ def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 def flags(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, bool]:
     """Return the parameters that are True or False unless they are given, also by `Query(False)`."""
     given = node.args
-    positional = [*given.posonlyargs, *given.args]
     found: dict[str, bool] = {}
+    if not given.defaults and not given.kwonlyargs:
+        return found  # as most
+    positional = [*given.posonlyargs, *given.args]
     for parameter, default in (
         *zip(reversed(positional), reversed(given.defaults), strict=False),
         *zip(given.kwonlyargs, given.kw_defaults, strict=True),

@@ -51,6 +51,7 @@ class Names:
         self.classes: dict[str, dict[str, ClassFacts]] = {}
         self._cache: dict[tuple[str, int, str], Value | None] = {}
         self._states: dict[str, list[tuple[str, int, str]]] = defaultdict(list)  # app.state.x -> what it is set to, and where
+        self._choices: dict[tuple[str, int, str], bool] = {}
         self._rivals: dict[tuple[str, frozenset[str]], int] = {}
         for path in source.paths():
             self.parts[path] = _add_module(self.modules, path)
@@ -127,7 +128,7 @@ class Names:
         path = _module(self._all_modules, module, importer)
         if not path or path.endswith("__init__.py") or _module(self._all_modules, full, importer):
             return False
-        return re.search(rf"\b{name}\b", written := text(path)) is None and dynamic.search(written) is None
+        return name not in (written := text(path)) and dynamic.search(written) is None
 
     def imported(self, full: str, importer: str, depth: int) -> Value | None:
         """Return what `from a.b import C` gives: the longest part that is a module, then its members."""
@@ -313,7 +314,10 @@ class Names:
             return True
         if value is None or value.kind != "function" or len(self.callees(path, number, ref)) != 1:
             return False
-        return not self._has_choice(path, number, ref.rpartition(".")[0])
+        key = (path, number, ref.rpartition(".")[0])
+        if key not in self._choices:
+            self._choices[key] = self._has_choice(*key)
+        return not self._choices[key]
 
     def _has_choice(self, path: str, number: int, ref: str, depth: int = DEPTH) -> bool:
         """Return whether a factory on the way to a receiver returns one of several classes: get_provider().generate."""

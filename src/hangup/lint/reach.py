@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import PurePath
 
 from hangup.lint.cache import FileEntry
@@ -34,9 +35,10 @@ def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> f
             packages[os.path.dirname(path)] = path  # noqa: PTH120 - called for every file, as below
 
     def used(path: str) -> Iterable[str]:
+        words = f" {entries[path].words} "
         for above, name in entries[path].imports:
             found = [file for parent, file in modules.get(name, ()) if above in {"", parent}]
-            yield from found if len(found) < 2 else (file for file in found if _may_mean(file, path, entries[path].words))
+            yield from found if len(found) < 2 else (file for file in found if _may_mean(file, path, words))
         folder = path
         while folder and (folder := os.path.dirname(folder)) in packages:  # noqa: PTH120
             yield packages[folder]
@@ -55,9 +57,14 @@ def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> f
 
 def _may_mean(file: str, importer: str, words: str) -> bool:
     """Return whether an import can mean this one of several files of that name: one elsewhere is named with its folder."""
-    own, folders = PurePath(importer).parent.parts, PurePath(file).parent.parts
+    own, folders = _folders(importer), _folders(file)
     other = next((folder for index, folder in enumerate(folders) if own[index : index + 1] != (folder,)), "")
-    return not other or _has(words, (other,))
+    return not other or f" {other} " in words
+
+
+@cache
+def _folders(path: str) -> tuple[str, ...]:
+    return PurePath(path).parent.parts
 
 
 def _loads_routers(words: str) -> bool:
