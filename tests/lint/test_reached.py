@@ -215,3 +215,37 @@ def test_asyncio_run_raises_where_a_loop_runs() -> None:
     """
     assert codes(source.replace("{kind}", "async def")) == []
     assert codes(source.replace("{kind}", "def")) == ["HU004"]
+
+
+def test_a_file_of_the_same_name_in_another_folder_is_not_imported(tmp_path: Path) -> None:
+    router = "from fastapi import APIRouter\nfrom {folder}.helpers.mail import send\n" + dedent(ROUTER).partition("\n")[2]
+    files = {
+        f"{folder}/{name}": text
+        for folder in ("news", "sports")
+        for name, text in {
+            "__init__.py": "from .router import router\n",
+            "router.py": router.format(folder=folder),
+            "helpers/__init__.py": "",
+            "helpers/mail.py": "def send(text): ...\n",
+        }.items()
+    }
+    app = "from fastapi import FastAPI\nimport {}\napp = FastAPI()\napp.include_router(news.router)\n"
+    assert found(tmp_path, {**files, "app.py": app.format("news")}) == ["router.py"]
+    assert found(tmp_path, {**files, "app.py": app.format("news, sports")}) == ["router.py", "router.py"]
+
+
+@pytest.mark.parametrize("path", ["/index/{source}", "/index-all"])
+def test_an_operator_who_indexes_waits_for_no_answer(path: str) -> None:
+    source = """
+        from fastapi import FastAPI
+        from openai import AsyncOpenAI
+
+        app = FastAPI()
+        client = AsyncOpenAI()
+
+        @app.post("PATH")
+        async def NAME(source: str):
+            return await client.chat.completions.create(model="m", messages=[source], max_tokens=5)
+    """.replace("PATH", path)
+    assert codes(source.replace("NAME", "index_datasource")) == []
+    assert codes(source.replace("NAME", "index").replace(path, "/")) == ["HU004"]

@@ -217,8 +217,10 @@ def _asks_for_stream(test: ast.expr) -> bool:
 
 
 def _returns_stream(body: list[ast.stmt]) -> bool:
-    returned = (s.value for s in body if isinstance(s, ast.Return))
-    return any(isinstance(value, ast.Call) and _name(value) in _STREAMS for value in returned)
+    """Return whether a branch ends with a streaming response, which a function inside it may make."""
+    if not any(isinstance(s, ast.Return) for s in body):
+        return False
+    return any(isinstance(n, ast.Call) and _name(n) in _STREAMS for s in body for n in ast.walk(s))
 
 
 def _telling(value: ast.AST) -> Iterator[ast.AST]:

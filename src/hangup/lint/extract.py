@@ -8,8 +8,9 @@ from collections import defaultdict
 
 from hangup.lint import spawns, vocabulary
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
+from hangup.lint.broken import made_at_import, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
-from hangup.lint.guards import Guards, defaults
+from hangup.lint.guards import Guards, defaults, flags
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
@@ -82,6 +83,7 @@ class _Extract:
         for node in module.classes:
             facts.classes.append(ClassFacts(node.name, self.bases[node.name], places(node), attributes[node.name]))
         facts.states = [(name, ref, number) for name, value, number in module.states for ref in _references([value])]
+        facts.made = list(made_at_import(module))
         self.middlewares()
         return facts
 
@@ -125,8 +127,10 @@ class _Extract:
         ]
         self.guards = Guards(self.module, scope)
         made.choices = self.guards.choices
+        last = raises_from(self.module, node)
         for site in scope.calls:
-            self.call(made, site)
+            if not last or site.node.lineno <= last:
+                self.call(made, site)
         if isinstance(node, ast.Lambda):
             made.returned = [reference(node.body)]
         self.returns(made, scope)
@@ -152,6 +156,8 @@ class _Extract:
         made.handler, made.route = handler(module, scope, self.framework, self.bases)
         made.path = route_path(scope)
         made.without = defaults(node)
+        made.flags = flags(node)
+        made.required = required(node)
         values = dict(zip(reversed([a.arg for a in node.args.args]), reversed(node.args.defaults), strict=False))
         for parameter in scope.parameters:
             provided = _depends(values.get(parameter.arg)) or _annotated_depends(parameter.annotation)
@@ -206,8 +212,8 @@ class _Extract:
             call.stream = vocabulary.streams(module, site, verb)
             call.blocking = vocabulary.blocks(module, site, verb)
             call.uncapped = vocabulary.uncapped(site)
-            if use == "with" and call.blocking != 1:
-                call.use = "await"
+            if (use == "with" and call.blocking != 1) or vocabulary.is_poll(site, verb):
+                call.use = "await"  # the function waits until the engine has finished
         made.calls.append(call)
 
     def use(self, site: Site) -> tuple[str, str]:

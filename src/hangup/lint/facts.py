@@ -28,9 +28,12 @@ class CallFacts:
     forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
     gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
-    needs: list[str] = field(default_factory=list)  # parameters without which, by conditions around it, it is not made
+    needs: list[str] = field(
+        default_factory=list
+    )  # parameters, and attributes of them, that must be true for it to be made, or false (after `!`)
     switches: list[str] = field(default_factory=list)  # conditions around it that a setting decides, as `switches` writes them
     maybe: bool = False  # in a branch, or after an early return of something else
+    branches: int = 0  # in how many branches, one inside another
     chosen: bool = False  # in one of many branches for values of a parameter
     last: bool = False  # in `finally`
     given: list[str] = field(
@@ -74,6 +77,8 @@ class FunctionFacts:
     parameters: dict[str, str] = field(default_factory=dict)  # name -> reference of its type
     choices: int = 0  # how many values of a parameter it tells apart, if these are many
     without: list[str] = field(default_factory=list)  # parameters that are None or False unless they are given
+    flags: dict[str, bool] = field(default_factory=dict)  # parameters that are True or False unless they are given
+    required: list[str] = field(default_factory=list)  # of a constructor: parameters without a default
     provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)
@@ -112,6 +117,9 @@ class FileFacts:
     ignores: list[tuple[int, list[str], bool]] = field(default_factory=list)  # line, codes (none: all), for the whole file
     cancels_handlers: bool = False  # aiohttp's handler_cancellation=True
     states: list[tuple[str, str, int]] = field(default_factory=list)  # app.state.x: name, reference, number of the function
+    made: list[tuple[str, int, list[str]]] = field(
+        default_factory=list
+    )  # what the module calls whenever it is imported, if it looks like a class: reference, arguments, keywords
 
 
 def to_json(facts: FileFacts) -> list[Any]:
@@ -127,6 +135,7 @@ def to_json(facts: FileFacts) -> list[Any]:
         facts.ignores,
         facts.cancels_handlers,
         facts.states,
+        facts.made,
     ]
 
 
@@ -140,7 +149,7 @@ def _function_row(f: FunctionFacts) -> list[Any]:
 
 
 def from_json(row: list[Any]) -> FileFacts:
-    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states = row
+    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states, made = row
     return FileFacts(
         imports,
         [_function(f) for f in functions],
@@ -152,6 +161,7 @@ def from_json(row: list[Any]) -> FileFacts:
         [(i[0], i[1], i[2]) for i in ignores],
         cancels,
         [(s[0], s[1], s[2]) for s in states],
+        [(m[0], m[1], m[2]) for m in made],
     )
 
 

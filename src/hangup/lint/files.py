@@ -100,10 +100,13 @@ class SourceFiles:
         """Yield the files that have a word, with their texts: those that lead to no inference as well."""
         word, others = name.encode(), {**self._unread, **self.harmless}
         for path in (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} ")):
-            if word in (text := self._text(path)):
-                if path not in self._decoded:
-                    self._decoded[path] = text.decode("utf-8", "replace")
-                yield path, self._decoded[path]
+            if word in self._text(path):
+                yield path, self.text(path)
+
+    def text(self, path: str) -> str:
+        if path not in self._decoded:
+            self._decoded[path] = self._text(path).decode("utf-8", "replace")
+        return self._decoded[path]
 
     def _has_word(self, path: str, word: str) -> bool:
         return f" {word} " in f" {self._unread[path].words} "

@@ -20,6 +20,8 @@ ALTERNATIVES_MAX = 8
 CHOICES_MIN = 8  # above which a function is one that hands out work of many kinds
 _ANY = "*"
 _FALSE = "0"
+_TRUE = "1"
+_NOT = "!"
 _SETTING = "?"  # before a condition
 
 
@@ -29,6 +31,8 @@ class Guards:
     def __init__(self, module: Module, scope: Function) -> None:
         self.parameters = {p.arg for p in scope.parameters} - scope.assigned.keys()
         self.switches = Switches(module, scope)
+        self._asked: dict[tuple[int, bool], list[str]] = {}
+        self._called: dict[int, set[str]] = {}  # id of a branch's first statement -> the last parts of what it calls
         body = scope.node.body if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
         self.choices = _choices(scope, self.parameters)
         self.exits = list(_exits(body, body[-1].end_lineno or 0)) if body else []
@@ -44,21 +48,39 @@ class Guards:
         for frame in site.frame.outward():
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""
-                tests.append((frame.node.test, frame.part == "body"))
+                if not self._is_in_both(frame.node, site, in_body=frame.part == "body"):
+                    tests.append((frame.node.test, frame.part == "body"))
             elif isinstance(frame.node, (ast.For, ast.AsyncFor)) and (test := self._filling(frame.node.iter)) is not None:
                 tests.append((test, True))
-            call.maybe |= isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
+            call.branches += isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
             call.last |= frame.part == "finalbody"
+        call.maybe |= call.branches > 0
         for test, holds in tests:
-            for wanted in _wanted(test, holds=holds):
-                if wanted.id in self.parameters and wanted.id not in call.needs:
-                    call.needs.append(wanted.id)
+            call.needs += [wanted for wanted in self._wanted(test, holds=holds) if wanted not in call.needs]
             if (switch := self.switches.condition(test, holds=holds)) and switch not in call.switches:
                 call.switches.append(switch)
         node = site.node
         if node.args or node.keywords:
             call.given = [self._argument(a) for a in node.args]
             call.given += [f"{k.arg or '**'}={self._argument(k.value)}" for k in node.keywords]
+
+    def _wanted(self, test: ast.expr, *, holds: bool) -> list[str]:
+        """Return which parameters, and attributes of them, a condition asks for; computed once, since calls share it."""
+        found = self._asked.get((id(test), holds))
+        if found is None:
+            found = [wanted for wanted in _wanted(test, holds=holds) if _owner(wanted) in self.parameters]
+            self._asked[id(test), holds] = found
+        return found
+
+    def _is_in_both(self, node: ast.If, site: Site, *, in_body: bool) -> bool:
+        """Return whether the other branch makes the same call: then the condition decides how, not whether."""
+        other = node.orelse if in_body else node.body
+        if not other or not self._wanted(node.test, holds=in_body):
+            return False
+        if id(other[0]) not in self._called:
+            nodes = (n for statement in other for n in ast.walk(statement))
+            self._called[id(other[0])] = {_last(n.func) for n in nodes if isinstance(n, ast.Call)}
+        return _last(site.node.func) in self._called[id(other[0])]
 
     def _filling(self, iterated: ast.expr) -> ast.expr | None:
         """Return the condition without which a loop has nothing to do: `models = candidates() if real else []`."""
@@ -72,11 +94,13 @@ class Guards:
         if isinstance(node, ast.Starred):
             return "**"
         if isinstance(node, ast.Constant):
-            return _ANY if node.value else _FALSE
+            return _TRUE if node.value is True else _ANY if node.value else _FALSE
         if isinstance(node, ast.Name) and node.id in self.parameters:
             return node.id
         if isinstance(node, (ast.Name, ast.Attribute)) and (setting := self.switches.condition(node, holds=True)):
             return _SETTING + setting
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.parameters:
+            return f"{node.value.id}.{node.attr}"
         return _ANY
 
 
@@ -108,6 +132,25 @@ def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [p.arg for p, default in pairs if isinstance(default, ast.Constant) and not default.value]
 
 
+def flags(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, bool]:
+    """Return the parameters that are True or False unless they are given, also by `Query(False)`."""
+    given = node.args
+    found: dict[str, bool] = {}
+    if not given.defaults and not given.kwonlyargs:
+        return found  # as most
+    positional = [*given.posonlyargs, *given.args]
+    for parameter, default in (
+        *zip(reversed(positional), reversed(given.defaults), strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ):
+        value = default
+        if isinstance(value, ast.Call):
+            value = next((k.value for k in value.keywords if k.arg == "default"), value.args[0] if value.args else None)
+        if isinstance(value, ast.Constant) and isinstance(value.value, bool):
+            found[parameter.arg] = value.value
+    return found
+
+
 def needed(
     call: CallFacts, caller: FunctionFacts, callee: FunctionFacts, needs: Needs, is_off: Callable[[str], bool]
 ) -> Needs | None:
@@ -123,12 +166,35 @@ def needed(
         return ALWAYS
     found: set[frozenset[str]] = set()
     for wanted in needs:
-        values = {given.get(name, _FALSE if name in callee.without else _ANY) for name in wanted}
-        if _FALSE not in values and not any(value[0] == _SETTING and is_off(value[1:]) for value in values):
-            found.add(own | (values & caller.parameters.keys()))
+        asked = {_asked(name, given, callee, is_off) for name in wanted}
+        if None not in asked:
+            found.add(own | {name for name in asked if name and _owner(name) in caller.parameters})
     if not found:
         return None
     return ALWAYS if frozenset() in found else frozenset(found)
+
+
+def _asked(wanted: str, given: dict[str, str], callee: FunctionFacts, is_off: Callable[[str], bool]) -> str | None:
+    """Return what a caller must be given for its argument to be as wanted; "" for nothing, None if it is not."""
+    sign = _NOT if wanted[0] == _NOT else ""
+    name, dot, attribute = wanted.removeprefix(_NOT).partition(".")
+    default = _FALSE if name in callee.without else _TRUE if callee.flags.get(name) else _ANY
+    value = given.get(name, default)
+    if value == _FALSE:
+        return "" if sign or dot else None
+    if value == _TRUE:
+        return ""  # also where it must be false: for a stream and without one, functions often send the same request
+    if value[0] == _SETTING:
+        return None if not sign and not dot and is_off(value[1:]) else ""
+    return "" if value == _ANY or (dot and "." in value) else f"{sign}{value}{dot}{attribute}"
+
+
+def _last(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+
+
+def _owner(wanted: str) -> str:
+    return wanted.removeprefix(_NOT).partition(".")[0]
 
 
 def either(one: Needs, other: Needs) -> Needs:
@@ -167,8 +233,8 @@ def _answers(statement: ast.If) -> bool:
     return isinstance(end, ast.Return) and end.value is not None and not isinstance(end.value, ast.Constant)
 
 
-def _wanted(test: ast.expr, *, holds: bool) -> Iterator[ast.Name]:
-    """Yield the names that must be true for a condition to hold, or not to hold."""
+def _wanted(test: ast.expr, *, holds: bool) -> Iterator[str]:
+    """Yield what must be true for a condition to hold, or not to hold: names, attributes of them; after `!`, what must not."""
     match test:
         case ast.UnaryOp(op=ast.Not()):
             yield from _wanted(test.operand, holds=not holds)
@@ -180,6 +246,8 @@ def _wanted(test: ast.expr, *, holds: bool) -> Iterator[ast.Name]:
                 yield from _wanted(value, holds=False)
         case ast.Compare(left=ast.Name() as name, ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
             if isinstance(op, ast.IsNot) == holds:
-                yield name
-        case ast.Name() if holds:
-            yield test
+                yield name.id
+        case ast.Name(id=name):
+            yield name if holds else _NOT + name
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name not in {"self", "cls"}:
+            yield f"{'' if holds else _NOT}{name}.{attribute}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import PurePath
@@ -50,6 +51,7 @@ class Names:
         self.classes: dict[str, dict[str, ClassFacts]] = {}
         self._cache: dict[tuple[str, int, str], Value | None] = {}
         self._states: dict[str, list[tuple[str, int, str]]] = defaultdict(list)  # app.state.x -> what it is set to, and where
+        self._choices: dict[tuple[str, int, str], bool] = {}
         self._rivals: dict[tuple[str, frozenset[str]], int] = {}
         for path in source.paths():
             self.parts[path] = _add_module(self.modules, path)
@@ -112,6 +114,21 @@ class Names:
             last = self.parts[path][-1]  # it cannot be parsed
             self.modules[last] = [found for found in self.modules[last] if found[1] != path]
         return ""
+
+    def is_own(self, module: str) -> bool:
+        """Return whether a module can only be one of the project: by its place, or as the only one of a name with two parts."""
+        if module.startswith("."):
+            return True
+        wanted = tuple(module.split("."))
+        return len(wanted) > 1 and sum(p[-len(wanted) :] == wanted for p, _ in self._all_modules.get(wanted[-1], ())) == 1
+
+    def lacks(self, importer: str, module: str, name: str, text: Callable[[str], str], dynamic: re.Pattern[str]) -> bool:
+        """Return whether a module of the project has nothing called `name`, and makes no names when it runs."""
+        full = f"{module}{'' if module.endswith('.') else '.'}{name}"
+        path = _module(self._all_modules, module, importer)
+        if not path or path.endswith("__init__.py") or _module(self._all_modules, full, importer):
+            return False
+        return name not in (written := text(path)) and dynamic.search(written) is None
 
     def imported(self, full: str, importer: str, depth: int) -> Value | None:
         """Return what `from a.b import C` gives: the longest part that is a module, then its members."""
@@ -293,7 +310,53 @@ class Names:
     def is_certain(self, path: str, number: int, ref: str) -> bool:
         """Return whether a call can run nothing but the one function that `callees` returns."""
         value = self.find(path, number, ref)
-        return ref[:1] == "#" or (value is not None and value.kind == "function" and len(self.callees(path, number, ref)) == 1)
+        if ref[:1] == "#":
+            return True
+        if value is None or value.kind != "function" or len(self.callees(path, number, ref)) != 1:
+            return False
+        key = (path, number, ref.rpartition(".")[0])
+        if key not in self._choices:
+            self._choices[key] = self._has_choice(*key)
+        return not self._choices[key]
+
+    def _has_choice(self, path: str, number: int, ref: str, depth: int = DEPTH) -> bool:
+        """Return whether a factory on the way to a receiver returns one of several classes: get_provider().generate."""
+        segments = _SEGMENT.findall(ref)
+        if not segments or depth <= 0:
+            return False
+        value = self._name(path, number, segments[0], depth)
+        for ref_of in self._assigned(path, number, segments[0]):
+            if self._has_choice(path, number, ref_of, depth - 1):
+                return True
+        for segment in segments[1:]:
+            if value is None:
+                return False
+            if segment == "()" and value.kind == "function":
+                returned = self.function((value.path, value.number)).returned
+                made = [self.instance(self.find(value.path, value.number, r)) for r in returned]
+                classes = {(v.path, v.name) for v in made if v is not None and v.kind == "instance"}
+                bases = {base for p, name in classes for base in self._class_bases(p, name)}
+                if len([c for c in classes if c[1] not in bases]) > 1:
+                    return True
+            elif segment[0] == "." and value.kind == "instance":
+                start = self.members[value.path].get((value.name, "__init__"), 0)
+                owner = self.classes[value.path].get(value.name)
+                given = owner.attributes.get(segment[1:], ()) if owner is not None else ()
+                if any(self._has_choice(value.path, start, r, depth - 1) for r in given):
+                    return True
+            value = self.called(value, depth - 1) if segment == "()" else self.attribute(value, segment[1:], depth - 1)
+        return False
+
+    def _assigned(self, path: str, number: int, name: str) -> list[str]:
+        """Return the references of what is assigned to a name, in the functions around or in the module."""
+        functions = self.files[path].functions
+        here = number
+        while here >= 0:
+            found = [r for r in functions[here].assigned.get(name, ()) if r.partition(".")[0] != name]
+            if found:
+                return found
+            here = functions[here].outer
+        return []
 
     def _mro(self, value: Value, depth: int = DEPTH) -> set[str] | None:
         """Return the names of a class of the project and of its bases; None if one of them is not known."""
@@ -320,7 +383,10 @@ class Names:
 
     def _bases(self, key: Key) -> list[str]:
         """Return the last parts of the names of a method's class's bases."""
-        owner = self.classes[key[0]].get(self.function(key).class_name)
+        return self._class_bases(key[0], self.function(key).class_name)
+
+    def _class_bases(self, path: str, name: str) -> list[str]:
+        owner = self.classes[path].get(name)
         return [base.removesuffix("[]").rpartition(".")[2] for base in owner.bases] if owner is not None else []
 
     def _near(self, path: str, keys: list[Key]) -> list[Key]:

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
+from hangup.lint.broken import Broken
 from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.files import SourceFiles
@@ -14,7 +15,8 @@ from hangup.lint.graphs import Graphs
 from hangup.lint.guards import ALWAYS, Needs, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.names import ANYONES, Key, Names, words_in
-from hangup.lint.purposes import is_no_answer
+from hangup.lint.purposes import is_no_answer, only_labels
+from hangup.lint.served import OWN_LOOP, SPAWNING, Served
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
@@ -33,6 +35,7 @@ _MAKERS = {
 }
 
 
+_NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
 _INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
 
 
@@ -50,6 +53,7 @@ class Runs:
     forwards: bool = False  # only known to send a request somewhere
     own_loop: bool = False  # by asyncio.run, which works only in a thread without a loop
     kept: bool = False  # somebody stores what is generated, and returns a status, an id or a number
+    labels: bool = False  # only to classify something
     needs: Needs = ALWAYS  # parameters that must be given, or it runs none
     sure: bool = True  # nothing but this call can be meant: no other class has the method, and no branch decides
     returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
@@ -61,6 +65,8 @@ class Project:
         self.files = source.read
         self.names = Names(source)
         self.defaults = Defaults(source.naming)
+        self.served = Served(self)
+        self._broken = Broken(self.names, source.text)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
@@ -70,7 +76,6 @@ class Project:
         self._spawners: dict[str, list[tuple[Key, int]]] = defaultdict(list)
         self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
         self._handlers: dict[Key, str] = {}
-        self._reached: dict[Key, bool] = {}
         self._chosen: dict[Key, set[int]] = defaultdict(set)  # calls in branches of functions that tell many values apart
         self._unmarked: deque[str] = deque()
         self._graphs: list[
@@ -104,7 +109,7 @@ class Project:
                 self._registered[name].append((path, number, ref, framework))
         self._unmarked.append(path)
 
-    def _read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
+    def read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
         """Read the files that may call a function: none but its own if it is inside another one."""
         if function.outer <= 0 or function.class_name:
             like = words_in(function.class_name) if function.class_name and function.name in ANYONES else ()
@@ -124,7 +129,7 @@ class Project:
         found = self._handlers.get(key)
         if found is None:
             found = self._own_handler(key) or self._registered_handler(key)
-            if found in _INCLUDED and key[0] in self.source.orphans():
+            if found in _INCLUDED and (key[0] in self.source.orphans() or self._broken.is_broken(key[0])):
                 found = ""
             self._handlers[key] = found
         return found
@@ -141,7 +146,7 @@ class Project:
         function = self.function(key)
         if not function.name:
             return ""
-        self._read_users(function, beside=WORDS_OF_REGISTRATION)
+        self.read_users(function, beside=WORDS_OF_REGISTRATION)
         for path, number, ref, framework in sorted(self._registered.get(function.name, ())):
             value = self.names.find(path, number, ref)
             if value is not None and value.kind == "function" and (value.path, value.number) == key:
@@ -173,7 +178,7 @@ class Project:
                 continue
             if is_no_answer(function.name) or (runs.forwards and _sends_others(function)):
                 continue
-            self._read_users(function, below=runs.forwards)
+            self.read_users(function, below=runs.forwards)
             for caller, index in self.callers(function.name):
                 self._mark_caller(caller, index, key, runs, fresh)
             for spawner, index in self.spawners(function.name):
@@ -226,11 +231,12 @@ class Project:
             return False
         call.direct = verb
         call.stream = int("stream" in verb)
-        call.blocking = 0 if verb.startswith("a") else 1 if call.use != "await" else 0
+        entered = call.use == "with" and self.function(key).is_async  # as pydantic-ai's `async with agent.run_stream()`
+        call.blocking = 0 if verb.startswith("a") or call.use == "await" or entered else 1
         return True
 
     def _mark_direct(self, key: Key, function: FunctionFacts, index: int, call: CallFacts, fresh: deque[Key]) -> None:
-        if self._is_off(key[0], call):
+        if self.is_off(key[0], call):
             return
         blocks = call.blocking == 1 or (
             call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument", "given"}
@@ -250,7 +256,7 @@ class Project:
             sure=not call.maybe,
         )
         self.by_call[(*key, index)] = runs
-        if call.into in _SPAWNING or self._is_rare(key, function, index):
+        if call.into in SPAWNING or self._is_rare(key, function, index):
             return
         consumes = self._consumes(function, call)
         if streams and consumes and not function.yields:
@@ -281,7 +287,7 @@ class Project:
     @staticmethod
     def _consumes(function: FunctionFacts, call: CallFacts) -> bool:
         """Return whether the function reads the whole stream that the call returns."""
-        if call.use == "loop" or call.into in _COLLECT:
+        if call.use == "loop" or call.into in _COLLECT or _NO_STREAM.search(function.name):
             return True
         made = call.ref + "()"
         return any(made in function.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in function.loops)
@@ -294,9 +300,13 @@ class Project:
         chosen.add(index)
         return 2 * len(chosen) < function.choices
 
-    def _is_off(self, path: str, call: CallFacts) -> bool:
+    def is_off(self, path: str, call: CallFacts) -> bool:
         """Return whether a call is made only with a setting that is off by default."""
-        return any(self.defaults.rules_out(condition, path) for condition in call.switches)
+        return any(self.is_off_by(condition, path) for condition in call.switches)
+
+    def is_off_by(self, condition: str, path: str) -> bool:
+        """Return whether a condition, as it is written in a file, is false by default."""
+        return self.defaults.rules_out(condition, path)
 
     def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a call runs this function; of several that it may run, at least half must run inference."""
@@ -309,13 +319,13 @@ class Project:
     def _mark_caller(self, caller: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
         function, callee = self.function(caller), self.function(key)
         call = function.calls[index]
-        if call.direct or caller == key or self._is_off(caller[0], call) or not self._resolves(caller, call.ref, key):
+        if call.direct or caller == key or self.is_off(caller[0], call) or not self._resolves(caller, call.ref, key):
             return
         needs = needed(call, function, callee, runs.needs, lambda setting: self.defaults.rules_out(setting, caller[0]))
         if needs is None:
             return
         lazy = runs.streams or (runs.may_stream and call.stream == 1)
-        runs_it = call.into in {"asyncio.run", "run_until_complete"}  # asyncio.run(answer())
+        runs_it = call.into in OWN_LOOP  # asyncio.run(answer())
         waited = runs.returned and call.use in {"value", "drop", "loop"}  # who does not await it gets the answer itself
         own_loop = runs.own_loop or (call.into == "asyncio.run" and not _knows_loops(function))
         if own_loop and function.is_async and not runs.streams:
@@ -324,8 +334,10 @@ class Project:
             runs,
             own_loop=own_loop,
             kept=runs.kept or (call.unanswered and not function.handler),
+            labels=runs.labels or only_labels(callee.name, callee.class_name),
             streams=lazy,
             blocks=runs.blocks or runs_it or waited,
+            blocked=runs.blocked and (function.is_async or not runs_it),  # a loop of its own is nobody else's
             may_stream=runs.may_stream and call.stream == UNKNOWN,
             needs=needs,
             sure=runs.sure and self.names.is_certain(*caller, call.ref),
@@ -335,7 +347,7 @@ class Project:
         if known is None or _rank(here) > _rank(known):
             self.by_call[(*caller, index)] = here
         here = replace(here, sure=here.sure and not call.maybe)  # for who calls this function in turn
-        if call.into in _SPAWNING or self._is_rare(caller, function, index):
+        if call.into in SPAWNING or self._is_rare(caller, function, index):
             return
         if function.yields or (lazy and not self._consumes(function, call)):
             if function.yields or call.use in {"return", "await", "value"}:
@@ -359,11 +371,11 @@ class Project:
         spawn = function.spawns[index]
         if spawn.direct:
             return
-        is_it = self._is_exactly if spawn.kind == "method" else self._resolves
+        is_it = self.is_exactly if spawn.kind == "method" else self._resolves
         if is_it(spawner, spawn.target, key):
             self._mark_spawn(spawner, function, index, spawn, runs, fresh)
 
-    def _is_exactly(self, caller: Key, ref: str, key: Key) -> bool:
+    def is_exactly(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a reference stands for this function, not only by its name: `body.answer` is no function."""
         value = self.names.find(*caller, ref)
         return value is not None and value.kind == "function" and (value.path, value.number) == key
@@ -375,61 +387,6 @@ class Project:
         self.by_spawn[(*key, index)] = runs
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
-
-    # Requests
-
-    def serves(self, key: Key) -> bool:
-        """Return whether a request reaches this function: a handler, or something that calls it, is a handler."""
-        known = self._reached.get(key)
-        if known is not None:
-            return known
-        seen, todo = {key}, [key]
-        while todo:
-            here = todo.pop()
-            if self._reached.get(here) or self.handler(here):
-                self._reached[key] = True
-                return True
-            for caller in self._callers_of(here):
-                if caller not in seen:
-                    seen.add(caller)
-                    todo.append(caller)
-        for other in seen:
-            self._reached[other] = False
-        return False
-
-    def _callers_of(self, key: Key) -> Iterator[Key]:
-        """Yield who waits for a function, or sends what it makes: not who starts it in the background."""
-        function = self.function(key)
-        if function.outer > 0:
-            yield key[0], function.outer
-        name = function.name
-        if not name:
-            return
-        self._read_users(function)
-        for caller, index in self.callers(name):
-            call = self.function(caller).calls[index]
-            if call.into not in _SPAWNING and key in self.names.callees(caller[0], caller[1], call.ref):
-                yield caller
-        for caller, index in self.spawners(name):
-            spawn = self.function(caller).spawns[index]
-            if not self._is_detached(caller, spawn) and (
-                self._is_exactly(caller, spawn.target, key)
-                if spawn.kind == "method"
-                else key in self.names.callees(*caller, spawn.target)
-            ):
-                yield caller
-
-    def _is_detached(self, caller: Key, spawn: Spawn) -> bool:
-        """Return whether nobody waits for what is started; a task may feed a stream."""
-        if spawn.kind not in {"background", "thread", "task"}:
-            return False
-        function = self.function(caller)
-        feeds = function.yields or function.sends_stream or any(self.function(k).yields for k in self.names.inside(caller))
-        waited = spawn.handle == "await" or spawn.handle in function.handled
-        return not feeds and (spawn.kind != "task" or not waited)
-
-
-_SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTask", "Thread", "submit"})
 
 
 # A function with such a name sends requests, but not for a generation.
@@ -452,7 +409,7 @@ def _rank(runs: Runs) -> int:
         (0 if runs.forwards else 16)
         + (0 if runs.streams else 8)
         + (0 if runs.blocked else 4)
-        + (0 if runs.kept else 2)
+        + (0 if runs.kept or runs.labels else 2)
         + (0 if runs.needs else 1)
     )
 

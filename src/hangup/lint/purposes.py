@@ -23,6 +23,7 @@ _MEDIA = re.compile(
 _BATCHES = re.compile(
     r"(^|[_/-])(back_?fill\w*|re_?process_all)([_/-]|$)|[_-]for_(all|every)([_-]|$)"
     r"|(^|[_/-])memor(y|ies)[_/-](digests?|consolidat\w*)([_/-]|$)|(^|[_/-])(memor(y|ies)|weekly|nightly|daily)[_/-]consolidat\w*"
+    r"|(^|[_/-])index(ing)?[_/-]((all|full)([_/-]|$)|(\w+_)?(data_?sources?|documents?|docs|files?|folders?|repos?|repository|schemas?|corpus|codebase)$)"
     r"|(^|_)(generate|build|create)_(\w+_)?(datasets?|testsets?|benchmarks?)(_|$)"
     r"|(^|_)(send|fire|push|dispatch|deliver)_(\w+_)?(notifications?|emails?|alerts?|sms|digests?)(_|$)",
     re.I,
@@ -33,6 +34,13 @@ _NO_CLIENT = re.compile(
     r"|(slack|telegram|whatsapp|discord|feishu|lark|dingtalk)[_/-](events?|updates?|interactions?)([_/-]|$)",
     re.I,
 )
+# It tells what a text is about, in a word or two, and writes none.
+_LABELS = re.compile(
+    r"(^|_)classif(y|ies|ication)(_|$)"
+    r"|(^|_)(detect|recogni[sz]e|identify|predict|understand|analy[sz]e|parse|extract)_(\w+_)?(intents?|follow_?up)(_|$)"
+    r"|(intent|classifi\w+)\w*\.(recogni[sz]e|classify|detect|predict|identify)$",
+    re.I,
+)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -40,6 +48,11 @@ def is_no_answer(name: str) -> bool:
     """Return whether a function with this name generates no text for a client."""
     words = _CAMEL.sub("_", name)
     return any(pattern.search(words) is not None for pattern in (_CHECKS, _MEDIA, _BATCHES))
+
+
+def only_labels(name: str, class_name: str) -> bool:
+    """Return whether a function, or a method of a class, classifies what it is given."""
+    return _LABELS.search(f"{_CAMEL.sub('_', class_name)}.{name}" if class_name else name) is not None
 
 
 def has_no_client(name: str) -> bool:

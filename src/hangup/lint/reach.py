@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import PurePath
 
 from hangup.lint.cache import FileEntry
 from hangup.lint.hints import APPLICATION, SERVING
@@ -33,8 +35,10 @@ def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> f
             packages[os.path.dirname(path)] = path  # noqa: PTH120 - called for every file, as below
 
     def used(path: str) -> Iterable[str]:
+        words = f" {entries[path].words} "
         for above, name in entries[path].imports:
-            yield from (file for parent, file in modules.get(name, ()) if above in {"", parent})
+            found = [file for parent, file in modules.get(name, ()) if above in {"", parent}]
+            yield from found if len(found) < 2 else (file for file in found if _may_mean(file, path, words))
         folder = path
         while folder and (folder := os.path.dirname(folder)) in packages:  # noqa: PTH120
             yield packages[folder]
@@ -49,6 +53,18 @@ def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> f
     if any(_loads_routers(words := entries[path].words) and _has(words, _FINDERS) for path in reached):
         return frozenset()
     return frozenset(entries.keys() - reached)
+
+
+def _may_mean(file: str, importer: str, words: str) -> bool:
+    """Return whether an import can mean this one of several files of that name: one elsewhere is named with its folder."""
+    own, folders = _folders(importer), _folders(file)
+    other = next((folder for index, folder in enumerate(folders) if own[index : index + 1] != (folder,)), "")
+    return not other or f" {other} " in words
+
+
+@cache
+def _folders(path: str) -> tuple[str, ...]:
+    return PurePath(path).parent.parts
 
 
 def _loads_routers(words: str) -> bool:

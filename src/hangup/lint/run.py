@@ -145,7 +145,7 @@ def _files(
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
     harmless = {path: entry for path, entry in entries.items() if path not in choice.matter and path not in read}
-    text = cache_results(_bytes)
+    text = cache_results(lambda path: contents[path] if path in contents else _bytes(path))
     return SourceFiles(read, unread, reader, text, choice.below, harmless, cache_results(lambda: orphans(entries, text)))
 
 

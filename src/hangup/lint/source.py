@@ -7,6 +7,7 @@ frames answers every "is this inside" question without parent pointers on each n
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
@@ -129,6 +130,9 @@ class Function:
             function = function.outer
 
 
+_NO_PLACE = re.compile(r"""["'][^"'%\n]*["'][ \t]*%[ \t]*[A-Za-z_]""")
+
+
 class Module:
     """A file after its walk."""
 
@@ -176,6 +180,12 @@ class Module:
     def packages(self) -> set[str]:
         """Return the top-level packages that the file imports."""
         return {name.partition(".")[0] for name in self.imports.values()}
+
+    @cached_property
+    def has_no_place(self) -> bool:
+        """Return whether the file may have `"text" % name`, where the text has no place for the name."""
+        text = self.text  # a search for words is much faster than one for the pattern
+        return ('" % ' in text or "' % " in text) and _NO_PLACE.search(text) is not None
 
     @cached_property
     def inner_names(self) -> dict[int, set[str]]:

@@ -135,6 +135,13 @@ _PATH = re.compile(
     r"(/chat/completions|/v1/completions|(^|[^/])/completions|/v1/messages|/v1/responses|/api/chat|/api/generate|:generateContent"
     r"|/worker_generate\w*|(^|//[^/]+)(/v\d)?/(generate|generate_stream))/?(\?.*)?$"
 )
+# Addresses and bodies of requests that only fetch a token or look something up.
+_NO_GENERATION = re.compile(
+    r"(^|[/_.-])(oauth2?|tokens?|auth|login|logout|refresh|register|models|health|metrics|count_tokens|tokeni[sz]e|embeddings?|search)"
+    r"([/_-]?(url|uri|endpoint|address))?/?(\?.*)?$",
+    re.I,
+)
+_KEYS_OF_TOKENS = frozenset("grant_type refresh_token client_secret code_verifier redirect_uris client_assertion".split())
 _CAPPED_TAILS = (
     "completions.create",
     "completions.parse",
@@ -335,7 +342,24 @@ def forwards(module: Module, site: Site) -> bool:
         return False
     if not re.search(r"client|session|http|requests", receiver.lower()):
         return False
+    if _is_lookup(module, site):
+        return False
     return verb == "send" or site.keyword("json", "content", "data") is not None
+
+
+def _is_lookup(module: Module, site: Site) -> bool:
+    """Return whether a request asks for a token or for a list, by its body or its address: no generation."""
+    addresses = [*site.node.args[:2], site.keyword("url")]
+    if any(_NO_GENERATION.search(ast.unparse(node)) for node in addresses if isinstance(node, (ast.Name, ast.Attribute))):
+        return True
+    if any(_NO_GENERATION.search(text) for node in addresses for text in _tails(module, site, node)):
+        return True
+    return any(
+        isinstance(key, ast.Constant) and key.value in _KEYS_OF_TOKENS
+        for body in _bodies(module, site)
+        if isinstance(body, ast.Dict)
+        for key in body.keys
+    )
 
 
 def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -> Iterator[str]:
@@ -402,8 +426,10 @@ def streams(module: Module, site: Site, verb: str) -> int:
 
 def blocks(module: Module, site: Site, verb: str) -> int:
     """Return whether an inference call blocks its thread: 1, 0 for a coroutine or an async iterator, or UNKNOWN."""
-    if site.awaited or _ASYNC_VERBS.match(verb):
+    if site.awaited or _ASYNC_VERBS.match(verb) or is_poll(site, verb):
         return 0
+    if isinstance(site.statement, (ast.AsyncWith, ast.AsyncFor)) and _is_entered(site):
+        return 0  # `async with agent.run_stream(...)` takes an asynchronous API
     if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests."):
         return 1
     made = maker_of(module, site)
@@ -423,6 +449,22 @@ def blocks(module: Module, site: Site, verb: str) -> int:
     if not site.function.is_async and isinstance(site.statement, (ast.Assign, ast.For, ast.With, ast.AnnAssign)):
         return 1  # its result is used at once
     return UNKNOWN
+
+
+def is_poll(site: Site, verb: str) -> bool:
+    """Return whether a call only asks how far the engine is, in a loop that awaits something in between."""
+    if verb != "retrieve" or not site.function.is_async:
+        return False
+    loops = [frame.node for frame in site.frame.outward() if isinstance(frame.node, ast.While)]
+    return any(isinstance(node, ast.Await) for loop in loops for node in ast.walk(loop))
+
+
+def _is_entered(site: Site) -> bool:
+    """Return whether `async with` or `async for` takes what this call returns, not something in its arguments or its body."""
+    statement = site.statement
+    if isinstance(statement, ast.AsyncWith):
+        return any(item.context_expr is site.node for item in statement.items)
+    return isinstance(statement, ast.AsyncFor) and statement.iter is site.node
 
 
 def uncapped(site: Site) -> bool:

@@ -56,7 +56,7 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
             continue  # flake8-async's ASYNC210 reports these
         if is_no_answer(function.name) or is_no_answer(function.path):
             continue
-        if (runs.streams and not call.direct) or not project.serves((path, number)):
+        if (runs.streams and not call.direct) or not project.served.shares_loop((path, number), runs.needs):
             continue
         yield Hit(
             path, call.place, f"`{call.ref}` blocks the event loop until the engine has finished{chain(path, call.ref, runs)}"

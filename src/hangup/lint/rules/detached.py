@@ -118,7 +118,12 @@ def task_never_cancelled(project: Project) -> Iterator[Hit]:
         ):
             continue
         kept = spawn.handle in {"await", "value"} or not {spawn.handle, f"+{spawn.handle}"}.isdisjoint(function.handled)
-        if not kept and not is_upkeep(spawn.target) and not _is_worker(project, key, spawn.target) and project.serves(key):
+        if (
+            not kept
+            and not is_upkeep(spawn.target)
+            and not _is_worker(project, key, spawn.target)
+            and project.served.is_reached(key)
+        ):
             yield Hit(
                 path,
                 spawn.place,

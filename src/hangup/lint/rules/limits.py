@@ -58,7 +58,7 @@ from hangup.lint.rules.common import runs_inference
 def no_max_tokens(project: Project) -> Iterator[Hit]:
     for path, number, index in project.by_call:
         call = project.function((path, number)).calls[index]
-        if call.direct and call.uncapped and project.serves((path, number)):
+        if call.direct and call.uncapped and project.served.is_reached((path, number)):
             yield Hit(path, call.place, f"`{call.ref}` may generate to the end of the context window")
 
 

@@ -34,6 +34,7 @@ _PREPARES = re.compile(
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
 _ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
+_Evidence = tuple[bool, bool, int, bool]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -94,8 +95,9 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
 
 
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
-    """Return the first call of a handler that runs a whole generation."""
+    """Return the call of a handler that runs a whole generation: of several, the first of those that are most certain."""
     function = project.function(key)
+    candidates: list[tuple[_Evidence, Place, str, Runs]] = []
     quiet = () if framework in _ANSWER_BY_SENDING else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
@@ -105,8 +107,10 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             or (runs.streams and not collected)
             or runs.blocked
             or runs.kept
+            or runs.labels
             or (runs.may_stream and not function.answers)
             or call.place in quiet
+            or project.served.is_unasked(key, runs.needs)
             or (call.last and framework == "websocket")  # the client has left by then
         ):
             continue
@@ -118,7 +122,9 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             continue
         waits = call.use in {"await", "given"} or (collected and not runs.blocks)
         if waits if function.is_async else runs.blocks or collected:
-            return call.place, call.ref, runs
+            candidates.append((_evidence(call, runs), call.place, call.ref, runs))
+    if candidates:
+        return _best(candidates)
     for index, spawn in enumerate(function.spawns):
         found = project.by_spawn.get((*key, index))
         if (
@@ -127,7 +133,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             and spawn.kind in {"executor", "passed", "method"}
             and spawn.handle == "await"
             and not found.streams
-            and not found.kept
+            and not (found.kept or found.labels)
             and not spawn.stoppable
             and spawn.place not in quiet
             and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))
@@ -136,6 +142,18 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
+
+
+def _evidence(call: CallFacts, runs: Runs) -> _Evidence:
+    """Return how certain it is that a call runs a generation whenever the handler is called: the larger, the more."""
+    return not runs.forwards, not runs.needs, -call.branches, not call.maybe
+
+
+def _best(candidates: list[tuple[_Evidence, Place, str, Runs]]) -> tuple[Place, str, Runs]:
+    """Return the first of the most certain calls; of requests to unknown addresses the last, since others prepare it."""
+    if all(runs.forwards for *_, runs in candidates):
+        return candidates[-1][1:]
+    return max(candidates, key=lambda found: found[0])[1:]
 
 
 def _may_watch(project: Project, key: Key, wrapper: str) -> bool:

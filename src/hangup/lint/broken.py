@@ -1,0 +1,90 @@
+"""Modules that cannot be imported: their handlers serve nobody.
+
+Only what is certain counts: a constructor of the project that the module itself calls without a required argument, and a name
+that is imported from a module of the project whose text does not have it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+
+from hangup.lint.names import Names
+from hangup.lint.source import Module
+
+_FROM = re.compile(r"^from[ \t]+(\.[.\w]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n;(]+))", re.M)
+_COMMENT = re.compile(r"#[^\n]*")
+_DYNAMIC = re.compile(r"import[ \t]*\*|__getattr__|globals\(|exec\(|setattr\(|sys\.modules")
+
+
+def made_at_import(module: Module) -> Iterator[tuple[str, int, list[str]]]:
+    """Yield what a module calls whenever it is imported, if it looks like a class: `agent = Agent(llm)`."""
+    for statement in module.tree.body:
+        match statement:
+            case ast.Assign(value=ast.Call(func=ast.Name(id=name)) as call) if name[:1].isupper():
+                if not any(isinstance(a, ast.Starred) for a in call.args) and all(k.arg for k in call.keywords):
+                    yield name, len(call.args), [k.arg for k in call.keywords if k.arg]
+
+
+def required(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Return the parameters of a constructor that have no default."""
+    if node.name != "__init__" or node.decorator_list:
+        return []
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    optional = len(given.defaults)
+    found = [p.arg for p in positional[1 : len(positional) - optional]]
+    return found + [p.arg for p, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+
+
+def raises_from(module: Module, node: ast.AST) -> int:
+    """Return the line from which a function always raises: `"text" % name`, with no place for the name; 0 if it does not.
+
+    Conditions, loops and `try` are not looked into.
+    """
+    if not module.has_no_place:
+        return 0
+    for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda) else ():
+        for inner in ast.walk(statement) if isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) else ():
+            match inner:
+                case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=ast.Name()) if "%" not in text:
+                    return int(statement.end_lineno or statement.lineno)
+    return 0
+
+
+class Broken:
+    def __init__(self, names: Names, text: Callable[[str], str]) -> None:
+        self._names = names
+        self._text = text
+        self._known: dict[str, bool] = {}
+
+    def is_broken(self, path: str) -> bool:
+        """Return whether importing a file always raises."""
+        if path not in self._known:
+            self._known[path] = self._lacks_argument(path) or self._lacks_name(path)
+        return self._known[path]
+
+    def _lacks_argument(self, path: str) -> bool:
+        names = self._names
+        for ref, arguments, keywords in names.files[path].made:
+            full = names.files[path].imports.get(ref, "")
+            value = names.find(path, 0, ref) if not full or names.is_own(full.rpartition(".")[0]) else None
+            if value is None or value.kind != "class" or names.files[value.path].functions[0].assigned.get(value.name):
+                continue
+            number = names.members[value.path].get((value.name, "__init__"))
+            if number is None or (value.name, "__new__") in names.members[value.path]:
+                continue
+            wanted = names.files[value.path].functions[number].required
+            if not set(wanted[arguments:]) <= set(keywords):
+                return True
+        return False
+
+    def _lacks_name(self, path: str) -> bool:
+        """Return whether a relative import, outside of any block, names something that the module does not."""
+        for match in _FROM.finditer(self._text(path)):
+            for part in _COMMENT.sub("", match[2] or match[3]).replace("\\", " ").split(","):
+                name = part.split()[0] if part.split() else ""
+                if name.isidentifier() and self._names.lacks(path, match[1], name, self._text, _DYNAMIC):
+                    return True
+        return False

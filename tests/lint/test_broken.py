@@ -1,0 +1,110 @@
+"""Applications that cannot start, and code that raises before it comes to the model, leak nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from hangup.lint import lint_source
+from hangup.lint.run import lint_paths
+
+AGENT = """
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI()
+
+    class Agent:
+        def __init__(self, llm, name="agent", *, limit=5):
+            self.llm = llm
+
+        async def ask(self, text):
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+"""
+APP = """
+    import fastapi
+    {imported}
+
+    app = fastapi.FastAPI()
+    {made}
+
+    @app.post("/ask")
+    async def ask(text: str):
+        return await agent.ask(text)
+"""
+
+
+def found(root: Path, imported: str, made: str, agent: str = AGENT) -> int:
+    (root / "bot").mkdir()
+    (root / "bot" / "__init__.py").write_text("")
+    (root / "bot" / "agent.py").write_text(dedent(agent))
+    (root / "bot" / "app.py").write_text(dedent(APP).format(imported=imported, made=made))
+    return len(lint_paths([root]).findings)
+
+
+@pytest.mark.parametrize(
+    ("made", "number"),
+    [
+        ("agent = Agent()", 0),
+        ("agent = Agent(name='a')", 0),
+        ("agent = Agent(MODEL)", 1),
+        ("agent = Agent(llm=MODEL)", 1),
+        ("agent = Agent(*GIVEN)", 1),
+        ("agent = Agent(**GIVEN)", 1),
+        ("try:\n    agent = Agent()\nexcept TypeError:\n    agent = Agent(MODEL)", 1),
+    ],
+)
+def test_a_constructor_that_lacks_an_argument(tmp_path: Path, made: str, number: int) -> None:
+    assert found(tmp_path, "from .agent import Agent", made) == number
+
+
+def test_a_class_of_another_package_is_not_judged_by_one_of_the_project(tmp_path: Path) -> None:
+    imported = "from .agent import Agent as Own\nfrom agent import Agent"
+    assert found(tmp_path, imported, "agent = Own(MODEL)\nother = Agent()") == 1
+
+
+@pytest.mark.parametrize(
+    ("imported", "number"),
+    [
+        ("from .agent import Agent, Missing", 0),
+        ("from .agent import (\n    Agent,\n    Missing as Other,\n)", 0),
+        ("from .agent import Agent", 1),
+        ("from .agent import Agent, client", 1),
+        ("from .agent import Agent\ntry:\n    from .agent import Missing\nexcept ImportError:\n    pass", 1),
+        ("from .agent import Agent\nfrom .elsewhere import Missing", 1),
+        ("from .agent import Agent\nfrom . import agent as module", 1),
+    ],
+)
+def test_a_name_that_the_module_does_not_have(tmp_path: Path, imported: str, number: int) -> None:
+    assert found(tmp_path, imported, "agent = Agent(MODEL)") == number
+
+
+def test_a_module_that_makes_names_when_it_runs_may_have_any(tmp_path: Path) -> None:
+    agent = dedent(AGENT) + "\nfrom parts import *\n"
+    assert found(tmp_path, "from .agent import Agent, Missing", "agent = Agent(MODEL)", agent) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("results = search('query' % text)", 0),
+        ("results = search('query %s' % text)", 1),
+        ("results = search('query' % {})", 1),
+        ("if text: search('query' % text)", 1),
+    ],
+)
+def test_a_text_with_no_place_for_what_is_put_in(line: str, number: int) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from openai import AsyncOpenAI
+
+        app = FastAPI()
+        client = AsyncOpenAI()
+
+        @app.post("/ask")
+        async def ask(text: str):
+            {line}
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+    """
+    assert len(lint_source(dedent(source))) == number

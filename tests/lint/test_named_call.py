@@ -1,0 +1,203 @@
+"""Which call of a handler is named: the one that most certainly runs the generation, not one that prepares it."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from hangup.lint import lint_source
+
+GATEWAY = """
+    import httpx
+    from fastapi import FastAPI
+    from fastapi.responses import StreamingResponse
+
+    app = FastAPI()
+    client = httpx.AsyncClient()
+
+    async def rpc(method, body):
+        return await client.post(ADDRESS, json=body)
+
+    async def refresh():
+        return await client.post({address}, {body})
+
+    async def resolve(name):
+        return await rpc("list_agents", name)
+
+    async def run(agent, text):
+        return await rpc("run", text)
+
+    @app.post("/v1/chat/completions")
+    async def chat(text: str, model: str):
+        {lines}
+"""
+
+
+def messages(source: str) -> list[str]:
+    return [f"{f.code} {f.message}" for f in lint_source(dedent(source))]
+
+
+def gateway(*lines: str, address: str = "ADDRESS", body: str = "json={}") -> list[str]:
+    return messages(GATEWAY.format(lines="\n        ".join(lines), address=address, body=body))
+
+
+def test_of_requests_to_unknown_addresses_the_last_is_named() -> None:
+    (found,) = gateway("agent = await resolve(model)", "answer = await run(agent, text)", "return {'text': answer}")
+    assert "`run`" in found
+
+
+@pytest.mark.parametrize(
+    ("address", "body"),
+    [
+        ("TOKEN_URL", "json={}"),
+        ("'https://auth.example/oauth/token'", "json={}"),
+        ("ADDRESS", "json={'grant_type': 'refresh_token', 'refresh_token': KEY}"),
+        ("ADDRESS", "data={'client_secret': KEY}"),
+        ("f'{BASE}/models'", "json={}"),
+    ],
+)
+def test_a_request_for_a_token_or_a_list_is_no_inference(address: str, body: str) -> None:
+    assert gateway("return await refresh()", address=address, body=body) == []
+    assert gateway("return await refresh()") != []
+
+
+def test_a_function_for_answers_without_a_stream_reads_the_stream_that_it_opens() -> None:
+    source = """
+        import httpx
+        from fastapi import FastAPI
+
+        app = FastAPI()
+        client = httpx.AsyncClient()
+
+        async def open_upstream(body):
+            return await client.send(client.build_request("POST", ADDRESS, json=body), stream=True)
+
+        async def serve_nonstream(body):
+            upstream = await open_upstream(body)
+            return await aggregate(upstream)
+
+        @app.post("/v1/responses")
+        async def responses(body: dict):
+            return await serve_nonstream(body)
+    """
+    (found,) = messages(source)
+    assert "`serve_nonstream`" in found
+    assert messages(source.replace("serve_nonstream", "serve")) == []
+
+
+MODEL = """
+    from fastapi import FastAPI
+    from fastapi.responses import StreamingResponse
+    from openai import AsyncOpenAI
+
+    app = FastAPI()
+    client = AsyncOpenAI()
+
+    async def complete(text):
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+
+    async def suggest(text):
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+
+    async def classify_reply(text):
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+
+    async def understand(text):
+        known = KEYWORDS.get(text)
+        if known:
+            return known
+        return await classify_reply(text)
+
+    @app.post("/ask")
+    async def ask(text: str, state: str):
+        {lines}
+"""
+
+
+def model(*lines: str) -> list[str]:
+    return messages(MODEL.format(lines="\n        ".join(lines)))
+
+
+def test_a_call_that_is_always_made_is_named_before_one_in_a_branch() -> None:
+    (found,) = model("if state == 'new':", "    text = await suggest(text)", "return await complete(text)")
+    assert "`complete`" in found
+    (found,) = model(
+        "if state:",
+        "    if text:",
+        "        text = await suggest(text)",
+        "    text = await complete(text)",
+        "return {'text': text}",
+    )
+    assert "`complete`" in found
+    (found,) = model("text = await suggest(text)", "return await complete(text)")
+    assert "`suggest`" in found
+
+
+def test_a_call_that_only_classifies_is_no_generation() -> None:
+    assert model("return await understand(text)") == []
+    (found,) = model("intent = await understand(text)", "if intent:", "    return await complete(text)", "return intent")
+    assert "`complete`" in found
+
+
+def test_what_a_branch_for_streams_calls_is_not_named() -> None:
+    source = """
+        from fastapi import FastAPI
+        from fastapi.responses import StreamingResponse
+        from langchain_openai import ChatOpenAI
+
+        app = FastAPI()
+
+        @app.post("/ask")
+        async def ask(body: Body):
+            if body.stream:
+                async def send(text):
+                    return StreamingResponse(tokens(text))
+                chain = wrap(send)
+                return await chain(body.text)
+            chain = wrap(answer)
+            return await chain(body.text)
+    """
+    (found,) = lint_source(dedent(source))
+    assert found.line == 16
+
+
+def test_the_source_is_not_named_where_a_factory_chooses_the_class() -> None:
+    source = """
+        import os
+        from flask import Flask
+        from openai import OpenAI
+
+        app = Flask(__name__)
+
+        class Base:
+            def ask(self, text): ...
+
+        class One(Base):
+            def ask(self, text):
+                return OpenAI().chat.completions.create(model="one", messages=[text], max_tokens=5)
+
+        class Two(Base):
+            def ask(self, text):
+                return OpenAI().chat.completions.create(model="two", messages=[text], max_tokens=5)
+
+        def provider() -> Base:
+            if os.getenv("PROVIDER", "two") == "one":
+                return One()
+            return Two()
+
+        class Service:
+            def __init__(self):
+                self.provider = provider()
+
+            def answer(self, text):
+                return self.provider.ask(text)
+
+        @app.post("/ask")
+        def ask():
+            return Service().answer("hello")
+    """
+    (found,) = messages(source)
+    assert "chat.completions.create" not in found
+    (found,) = messages(source.replace("return Two()", "raise ValueError"))
+    assert "chat.completions.create" in found
