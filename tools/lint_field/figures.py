@@ -24,6 +24,7 @@ PARTS = (
     "tenth",
     "eleventh",
     "twelfth",
+    "thirteenth",
 )  # in the order of time
 
 
