@@ -5,10 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.core.members import Allotments, Grant, PlaceAllocator, PlaceReport, equal_part, fair_shares, part_alone
+from hangup.config import LimitSettings
+from hangup.core.admission import NO_LIMIT, Admission, BackendLoad
+from hangup.core.members import (
+    Allotments,
+    Grant,
+    PlaceAllocator,
+    PlaceReport,
+    backend_places,
+    equal_part,
+    fair_shares,
+    new_under_old_names,
+    part_alone,
+)
 
 PLACES = "backend gpu"
 HOLD_S = 1.0
@@ -292,3 +305,25 @@ def test_an_old_grant_changes_nothing() -> None:
     assert not allotments.take(Grant("a", "another", 8, 9)) and allotments.allowed("another") == 0
     allotments.keep_only([])
     assert allotments.allowed(PLACES) == 0
+
+
+@pytest.mark.parametrize("slots", [0, 4])
+def test_a_backend_that_takes_the_name_of_another_gets_what_that_one_was_allotted(slots: int) -> None:
+    """A reload gives a name another address: the hub knows names alone, and grants nothing anew."""
+    first = BackendLoad("b", slots)
+    first.share()
+    admission: Admission[object] = Admission(LimitSettings(), [first], lambda: 0.5)
+    allotments = Allotments()
+    backend_places(admission, allotments)
+    assert not new_under_old_names(admission, allotments), "nothing is granted yet"
+    granted = slots or NO_LIMIT
+    assert allotments.take(Grant("", "b", granted, 1))
+    first.allot(granted)
+    assert not new_under_old_names(admission, allotments)
+    second = BackendLoad("b", slots)
+    second.share()
+    admission.fleet.set_loads([second])
+    assert new_under_old_names(admission, allotments) == [second] and not second.has_room
+    second.allot(allotments.allowed("b"))
+    admission.fleet.load_changed(second)
+    assert not new_under_old_names(admission, allotments) and second.has_room

@@ -144,14 +144,14 @@ def test_an_admin_port_that_others_reach_keeps_its_token(engine: StandIn, worker
         assert reload(gateway, same, "config_reloaded")["needs_restart"] == ["admin_host"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_replaced_file_is_reloaded_without_a_signal(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("workers", "slots"), [(1, 0), (2, 0), (2, 4)])
+def test_a_replaced_file_is_reloaded_without_a_signal(workers: int, slots: int, tmp_path: Path) -> None:
     """As the kubelet does it with a ConfigMap: the file is a link into a folder, which is a link that is swapped."""
     with StandIn() as old, StandIn() as new:
         head = f"port = 0\nadmin_port = 0\nworkers = {workers}\nconfig_watch_s = 0.1\njobs = 'none'\n"
         for name, engine in (("one", old), ("two", new)):
             (tmp_path / name).mkdir()
-            (tmp_path / name / "hangup.toml").write_text(head + backend(engine.url))
+            (tmp_path / name / "hangup.toml").write_text(head + backend(engine.url, f"slots = {slots}"))
         (tmp_path / "..data").symlink_to("one")
         (tmp_path / "hangup.toml").symlink_to("..data/hangup.toml")
         with Gateway(env={"HANGUP_CONFIG": str(tmp_path / "hangup.toml")}) as gateway:

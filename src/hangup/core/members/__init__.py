@@ -11,7 +11,7 @@ hub is away. Nothing here knows whether the hub is a parent process on this host
 """
 
 from hangup.core.members.allotments import Allotments, Grant, PlaceAllocator, PlaceReport
-from hangup.core.members.holdings import backend_places, needs_places
+from hangup.core.members.holdings import backend_places, needs_places, new_under_old_names
 from hangup.core.members.lead import Lead, LeadWatch
 from hangup.core.members.learned import (
     LearnedFigures,
@@ -65,6 +65,7 @@ __all__ = [
     "fair_shares",
     "learned_figures",
     "needs_places",
+    "new_under_old_names",
     "part_alone",
     "shared_limits",
     "take_observations",

@@ -31,6 +31,13 @@ def needs_places(admission: Admission[K]) -> bool:
     return any(load.in_flight > _allotted(load) for load in admission.fleet.loads)
 
 
+def new_under_old_names(admission: Admission[K], allotments: Allotments) -> list[BackendLoad]:
+    """Return the backends that do not use what is allotted to their names: a reload has put them in the places of others, and
+    the hub, which knows names alone, has nothing new to grant."""
+    loads = admission.fleet.loads
+    return [load for load in loads if (allowed := allotments.allowed(load.name)) and _allotted(load) != allowed]
+
+
 def _allotted(load: BackendLoad) -> int:
     if load.slots:
         return load.allotted

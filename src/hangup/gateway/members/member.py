@@ -23,6 +23,7 @@ from hangup.core.members import (
     backend_places,
     learned_figures,
     needs_places,
+    new_under_old_names,
     shared_limits,
     take_observations,
     tenant_uses,
@@ -67,6 +68,8 @@ class Member:
 
     def places(self) -> list[PlaceReport]:
         """Say how many places of each resource are held here, and would be used."""
+        for load in new_under_old_names(self._gateway.placement.admission, self._allotments):
+            self._gateway.placement.allot(load, self._allotments.allowed(load.name))
         rows = backend_places(self._gateway.placement.admission, self._allotments)
         rows += self._quotas.reports()
         self._allotments.keep_only(row.resource for row in rows)
