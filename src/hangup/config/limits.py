@@ -263,7 +263,9 @@ class JobServiceLimits(ProviderLimits, JobLimits):
 class HealthLimits:
     """When to check backends, and when one counts as down."""
 
-    health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
+    health_interval_s: float = limit(
+        5.0, "Pause between two active health checks of a backend; up to a fifth shorter, by chance.", least=0.1
+    )
     health_timeout_s: float = limit(2.0, "Timeout for one health check.", least=0.05)
     models_interval_s: float = limit(
         5.0, "Pause between two polls of a backend's models; hosted APIs are polled every five minutes.", least=0.1

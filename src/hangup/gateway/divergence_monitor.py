@@ -40,6 +40,7 @@ from hangup.tasks import TASKS
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
 _NO_CALL_S = 1e-6  # sums of the same numbers may differ by their order; no call is as short as this
+_ASKED_AT_A_TIME = 25  # backends in one turn of the loop: a thousand would hold up every client
 _ASK_AGAIN = 12  # rounds before an engine without counters is queried again
 _ENDED_EARLY = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
 
@@ -115,9 +116,11 @@ class DivergenceMonitor:
         backends = list(self.backends.by_name.values())
         for removed in self.watched.keys() - {backend.name for backend in backends}:
             del self.watched[removed]
-        for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
-            if isinstance(failed, Exception):
-                self.log.fault(failed)
+        async with asyncio.TaskGroup() as asked:
+            for number, backend in enumerate(backends, 1):
+                asked.create_task(self._ask_or_log(backend))
+                if not number % _ASKED_AT_A_TIME:
+                    await asyncio.sleep(0)
         others = {backend.name: await self.reaper.tokens_of_others(backend) for backend in backends}
         now = time.monotonic()
         seen = tokens_seen(self.accounting, self.registry)
@@ -146,6 +149,12 @@ class DivergenceMonitor:
             watched.judged, watched.sums, watched.zombie_ledger = False, TokenSums(), None
             watched.alarm = DivergenceAlarm(_terms(self.settings().limits))
         return others is None or self.reaper.leads
+
+    async def _ask_or_log(self, backend: Backend) -> None:
+        try:
+            await self._ask(backend)
+        except Exception as error:  # one odd answer says nothing about other engines
+            self.log.fault(error)
 
     async def _ask(self, backend: Backend) -> None:
         watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(self.settings().limits))))

@@ -11,6 +11,7 @@ from hangup.errors import EngineFault
 from hangup.gateway.backends.adapters import Seen
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
+from hangup.gateway.backends.spread import spread
 
 _SOONER = 0.5  # of the usual pause, while the engine is known to queue
 _SELDOM = 10.0  # times that pause, while it cannot be asked: a thousand backends would be a thousand timers for nothing
@@ -21,7 +22,8 @@ async def follow(backend: Backend, report: Callable[[Backend, int], None]) -> No
     while True:
         limits, limited = backend.limits, backend.load.limiter.queues is not Evidence.NONE
         seldom = backend.facts_known and not _can_be_asked(backend)
-        await asyncio.sleep(limits.figures_poll_s * (_SELDOM if seldom else _SOONER if limited else 1.0))
+        pause_s = limits.figures_poll_s * (_SOONER if limited else 1.0)
+        await asyncio.sleep(spread(_SELDOM * limits.figures_poll_s) if seldom else pause_s)
         if not _matters(backend):
             continue
         try:

@@ -10,6 +10,7 @@ from hangup.errors import EngineFault, OutOfResources
 from hangup.gateway.backends.adapters import AUTO, Seen, recognise
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import ANSWER_BYTES_MAX, fetch
+from hangup.gateway.backends.spread import spread
 from hangup.gateway.http.head import Headers
 
 _INQUIRIES_MAX = 3  # in a row, of a backend that leaves questions unanswered
@@ -29,7 +30,7 @@ async def watch(
         try:
             fault = await check(backend)
         except OutOfResources:  # nothing was learned about the backend
-            await asyncio.sleep(backend.limits.health_interval_s)
+            await asyncio.sleep(spread(backend.limits.health_interval_s))
             continue
         backend.fault = fault or ""
         if fault is None:
@@ -50,7 +51,7 @@ async def watch(
         elif not asked:  # one failure is no proof, but whoever starts a gateway wants to know
             changed(backend, f"does not answer yet: {fault}")
         asked = True
-        await asyncio.sleep(backend.limits.health_interval_s)
+        await asyncio.sleep(spread(backend.limits.health_interval_s))
 
 
 async def check(backend: Backend) -> str | None:

@@ -32,6 +32,7 @@ from hangup.gateway.backends.adapters import EngineAdapter, Seen
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.loop_beats import BEATS, STOOD_STILL_S
+from hangup.gateway.backends.spread import spread
 from hangup.gateway.reaper import renewal
 from hangup.gateway.reaper.due_timer import DueTimer
 from hangup.gateway.reaper.peers import SharedBackend, stop_of
@@ -56,8 +57,7 @@ class BackendWatch:
         self.pending_stops = PendingStops(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
         self.status: EngineStatus | None = None  # the latest
         self._aborts = aborts
-        self._host = host
-        self._stats = stats
+        self._host, self._stats = host, stats
         self._shared = shared or SharedBackend(backend.name, None)
         self._given = GivenStops()  # while another process judges the backend
         self._resumed: list[LadderStep] = []  # steps of the process that judged it before, to be finished
@@ -237,7 +237,7 @@ class BackendWatch:
         if idle and not self.backend.slots.in_doubt and not (self._reports_status and self._shared.overlaps):
             self._wake.clear()
             try:
-                async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
+                async with asyncio.timeout(spread(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s))):
                     await self._wake.wait()
             except TimeoutError:
                 return
@@ -245,8 +245,8 @@ class BackendWatch:
         await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
 
     def _first_look_s(self) -> float:
-        adapter = self.backend.adapter
-        return adapter.poll_s if adapter.disturbed and any(stop.silent for stop in self.pending_stops.held) else _FIRST_LOOK_S
+        patient = self.backend.adapter.disturbed and any(stop.silent for stop in self.pending_stops.held)
+        return self.backend.adapter.poll_s if patient else _FIRST_LOOK_S
 
     def _pace_s(self) -> float:
         adapter, now = self.backend.adapter, time.monotonic()
