@@ -198,6 +198,12 @@ class Module:
         return found
 
     @cached_property
+    def given_to_constructors(self) -> set[tuple[str, str]]:
+        """Return the parameters of constructors, each with its class."""
+        made = (f for f in self.functions if f.class_name and f.name == "__init__")
+        return {(f.class_name, parameter.arg) for f in made for parameter in f.parameters}
+
+    @cached_property
     def lines(self) -> list[str]:
         return self.text.split("\n")
 
