@@ -20,15 +20,19 @@ _INCLUDES = re.compile(r"\.\s*(?:include_router|register_blueprint|mount|add_rou
 _LOOKS_UP = re.compile(r"\b(?:globals|locals|vars|dir|eval|exec|getattr|import_module|__import__)\s*\(|sys\.modules")
 _INIT = "__init__"
 DEPTH = 4  # of modules that pass a name on
+_INCLUDING = ("include_router", "register_blueprint", "mount", "add_routes")
+_Import = tuple[str, str, str]  # the last part of the module, or "" for a module itself; its name, and as what
 Naming = Callable[[str], Iterable[tuple[str, str]]]
 
 
 class Included:
-    def __init__(self, naming: Naming) -> None:
+    def __init__(self, naming: Naming, text: Callable[[str], str]) -> None:
         """`naming` returns the files that have a word, with their texts."""
         self._naming = naming
+        self._text = text
+        self._includers: dict[str, str] | None = None
         self._known: dict[tuple[str, str], bool] = {}
-        self._codes: dict[str, tuple[str, str]] = {}
+        self._codes: dict[str, tuple[str, list[_Import]]] = {}
         self._loads: bool | None = None
 
     def is_left_out(self, path: str, router: str) -> bool:
@@ -39,22 +43,39 @@ class Included:
         return self._known[key]
 
     def _is_left_out(self, path: str, router: str) -> bool:
-        own = next((text for where, text in self._naming(router) if where == path), "")
+        if not self._is_forgotten(path, router):
+            return False  # as nearly all: few files have to be looked at
+        own = self._text(path)
         made = re.compile(rf"^{router}[ \t]*(?::[^=\n]+)?=[ \t]*(?:\w+\.)?(?:APIRouter|Blueprint)\(", re.M)
-        code, rest = self._code(path, own)
-        if len(made.findall(code)) != 1 or len(_words(router, rest)) != 1 + len(re.findall(rf"@{router}\s*\.", rest)):
+        rest, _ = self._code(path, own)
+        if len(made.findall(rest)) != 1 or len(_words(router, rest)) != 1 + len(re.findall(rf"@{router}\s*\.", rest)):
             return False
-        forgotten: list[str] = []
-        return not self._is_used(path, router, forgotten, DEPTH) and bool(forgotten) and not self._loads_routers()
+        return not self._is_used(path, router, DEPTH) and not self._loads_routers()
 
-    def _is_used(self, path: str, name: str, forgotten: list[str], depth: int) -> bool:
-        """Return whether another file may use a name of this one; note those that import it, and include other routers."""
+    def _is_forgotten(self, path: str, router: str) -> bool:
+        """Return whether a file that includes routers imports this one, and none of those uses it."""
+        if self._includers is None:
+            files = {where: text for word in _INCLUDING for where, text in self._naming(word)}
+            self._includers = {where: text for where, text in files.items() if _INCLUDES.search(text)}
+        stem = PurePath(path).stem
+        forgotten = False
+        for where, text in self._includers.items():
+            if where != path and stem in text:
+                rest, imports = self._code(where, text)
+                bound = list(_bound(imports, stem, router))
+                if any(_words(b, rest) for b in bound):
+                    return False
+                forgotten = forgotten or bool(bound)
+        return forgotten
+
+    def _is_used(self, path: str, name: str, depth: int) -> bool:
+        """Return whether another file may use a name of this one."""
         stem = PurePath(path).stem
         for where, text in self._naming(stem):
             if where == path:
                 continue
-            code, rest = self._code(where, text)
-            bound = list(_bound(code, stem, name))
+            rest, imports = self._code(where, text)
+            bound = list(_bound(imports, stem, name))
             if re.search(rf"\b{re.escape(stem)}\s*[.:]\s*{name}\b|\.{re.escape(stem)}[\"']", rest) or any(
                 _words(b, rest) for b in bound
             ):
@@ -63,17 +84,15 @@ class Included:
                 continue
             if depth <= 0 or "*" in bound or PurePath(where).stem == _INIT or _LOOKS_UP.search(rest):
                 return True
-            if any(self._is_used(where, b, [], depth - 1) for b in bound):
+            if any(self._is_used(where, b, depth - 1) for b in bound):
                 return True
-            if _INCLUDES.search(rest):
-                forgotten.append(where)
         return False
 
-    def _code(self, path: str, text: str) -> tuple[str, str]:
-        """Return a file's text without lines of comments, and the same without its imports."""
+    def _code(self, path: str, text: str) -> tuple[str, list[_Import]]:
+        """Return a file's text without lines of comments and imports, and what it imports."""
         if path not in self._codes:
             code = _COMMENT.sub("", text)
-            self._codes[path] = code, _IMPORT.sub("", _FROM.sub("", code))
+            self._codes[path] = _IMPORT.sub("", _FROM.sub("", code)), list(_imports(code))
         return self._codes[path]
 
     def _loads_routers(self) -> bool:
@@ -84,17 +103,18 @@ class Included:
         return self._loads
 
 
-def _bound(code: str, stem: str, name: str) -> Iterator[str]:
-    """Yield the names by which a file may know a module, or a name of it; `*` for all of them."""
+def _imports(code: str) -> Iterator[_Import]:
     for match in _FROM.finditer(code):
-        from_it = match[1].rpartition(".")[2] == stem
-        for imported, alias in _imported(match[2]):
-            if imported == stem or (from_it and imported in {name, "*"}):
-                yield alias
+        yield from ((match[1].rpartition(".")[2], imported, alias) for imported, alias in _imported(match[2]))
     for match in _IMPORT.finditer(code):
-        for imported, alias in _imported(match[1]):
-            if imported.rpartition(".")[2] == stem:
-                yield alias.rpartition(".")[2]
+        yield from (("", imported.rpartition(".")[2], alias.rpartition(".")[2]) for imported, alias in _imported(match[1]))
+
+
+def _bound(imports: Iterable[_Import], stem: str, name: str) -> Iterator[str]:
+    """Yield the names by which a file may know a module, or a name of it; `*` for all of them."""
+    for module, imported, alias in imports:
+        if imported == stem or (module == stem and imported in {name, "*"}):
+            yield alias
 
 
 def _imported(text: str) -> Iterator[tuple[str, str]]:

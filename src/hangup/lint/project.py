@@ -68,7 +68,7 @@ class Project:
         self.defaults = Defaults(source.naming)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
-        self._included = Included(source.naming)
+        self._included = Included(source.naming, source.text)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
