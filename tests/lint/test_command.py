@@ -210,7 +210,7 @@ def test_a_baseline_knows_findings_though_their_lines_move(project: Path, capsys
     assert lint(capsys, project, "--write-baseline", known)[::2] == (0, f"hangup: 1 finding written to {known}\n")
     (project / "app.py").write_text("import os\n\n" + BAD)
     assert lint(capsys, project, "--baseline", known)[0] == 0
-    twice = BAD + "\n" + "\n".join(BAD.splitlines()[8:]).replace("def essay", "def second").replace("/essay", "/second")
+    twice = BAD + "\n" + "\n".join(BAD.splitlines()[6:]).replace("def chat", "def second").replace("/chat", "/second")
     (project / "app.py").write_text(twice)
     assert lint(capsys, project, "--baseline", known)[1].count("HU005") == 1, "a second one is new"
     (project / "pyproject.toml").write_text('[tool.hangup.lint]\nbaseline = "known.json"\n')

@@ -40,6 +40,11 @@ ANSWER = """
         "reply = await ask(text); await rows[0].save(reply); return Response(status_code=200)",
         "await ask(text); return {'rows': len(rows)}",
         "reply = await ask(text); store.put(reply); number = len(rows); return {'number': number}",
+        "reply = await ask(text); store.save(reply); return RedirectResponse('/chat')",
+        "if store.ok():\n            await ask(store)\n            return redirect('chat', chat_id=store.id)",
+        "reply = await ask(text); save(chat_id, reply); return redirect(f'/chat/{{chat_id}}')",
+        "reply = await ask(text); store.save(reply); return render(request, 'chat.html', {'all': [], 'text': text})",
+        "kind = request.GET.get('kind'); store.save(await ask(text)); return render(request, 'chat.html', {'kind': kind})",
     ],
 )
 def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
@@ -58,7 +63,15 @@ def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
         "reply = await ask(text)\n        if reply == 'no':\n            return None\n        return {'rows': rows}",
         "reply = await ask(text)\n        def show():\n            return reply\n        return show()",
         "if (reply := await ask(text)):\n            rows = [reply]\n        return rows",
-        "reply = await ask(text); store.save(reply); return RedirectResponse('/chat')",
+        "reply = await ask(text); request.session['reply'] = reply; return RedirectResponse('/chat')",
+        "reply = await ask(text); return RedirectResponse(f'/chat?reply={reply}')",
+        "reply = await ask(text); store.add(reply)\n        if reply:\n            return redirect('/')\n        return {}",
+        "reply = await ask(text); flash(reply); return redirect(url_for('chat'))",
+        "reply = await ask(text); return redirect_to_chat()",
+        "reply = await ask(text); return render(request, 'chat.html', {'reply': reply})",
+        "reply = await ask(text); store.save(reply); return render(request, 'chat.html', {'all': load()})",
+        "shown = request.user.chats.all(); await ask(text); return render(request, 'chat.html', {'all': shown})",
+        "reply = await ask(text); return render_template('chat.html', **locals())",
         "await ask(text); return (await ask(other)).choices",  # the second one is the answer
     ],
 )

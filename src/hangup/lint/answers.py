@@ -22,6 +22,11 @@ _ABOUT = re.compile(
 )
 _HANDS_OVER = re.compile(r"append|extend|update|insert|put|send|emit|write|set|push|yield|publish|message", re.I)
 _PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
+_REDIRECTS = frozenset({"redirect", "HttpResponseRedirect", "HttpResponsePermanentRedirect", "RedirectResponse"})
+_RENDERS = frozenset({"render", "render_template"})
+_SHOWN = frozenset({"request", "session", "flash", "messages"})  # what the next page shows, besides what it is given
+_FIXED = frozenset("len str int float bool dict list range round".split())
+_OF_REQUEST = frozenset("get getlist get_json strip lower upper".split())
 _Handler = ast.FunctionDef | ast.AsyncFunctionDef
 _After = dict[int, frozenset[ast.Return]]  # id of a statement -> the returns that may follow it
 _Scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -52,7 +57,7 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     found: set[int] = set()
     for returns, calls in together.items():
         if calls:
-            found |= calls & _outside(returns, statements, flows)
+            found |= calls & _outside(returns, statements, flows, after)
     return found
 
 
@@ -110,11 +115,12 @@ def _hands_over(value: ast.expr) -> bool:
     return not isinstance(call, ast.Call) or _HANDS_OVER.search(_name(call)) is not None
 
 
-def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: list[_Flow]) -> set[int]:
+def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: list[_Flow], after: _After) -> set[int]:
     """Return the calls that have no part in what is returned in these places."""
     returned = [s.value for s in returns if s.value is not None]
-    if any(_PAGES.search(_name(node)) for value in returned for node in ast.walk(value) if isinstance(node, ast.Call)):
-        return set()
+    made = [node for value in returned for node in ast.walk(value) if isinstance(node, ast.Call)]
+    if any(_PAGES.search(_name(call)) for call in made):
+        return _outside_page(returns, made, statements, [flow for flow in flows if after[id(flow.statement)] & returns], after)
     quiet = flows
     if not all(_is_bare(value) for value in returned):
         live = _names(
@@ -123,6 +129,51 @@ def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: 
         )
         quiet = _unreached(flows, live)
     return {number for flow in quiet for number in flow.calls}
+
+
+def _outside_page(
+    returns: frozenset[ast.Return], made: list[ast.Call], statements: list[ast.stmt], flows: list[_Flow], after: _After
+) -> set[int]:
+    """Return the calls that have no part in a page that the browser loads: a redirect says nothing but where it is.
+
+    A page that is rendered may show what was stored meanwhile, unless nothing that it is given comes from a call.
+    """
+    pages = {name for call in made if _PAGES.search(name := _name(call))}
+    own = [flow.statement for flow in flows if flow.calls and after[id(flow.statement)] == returns]
+    if not pages <= _REDIRECTS | _RENDERS or not own:
+        return set()
+    first = min(statement.lineno for statement in own)
+    tests = [
+        test
+        for s in statements
+        if (test := _deciding(s, returns)) is not None and (test.lineno >= first or _loops_over(statements, test.lineno, first))
+    ]
+    live = {*_SHOWN, *_names(*tests)}
+    for value in (s.value for s in returns if s.value is not None):
+        live |= {name for name in _names(*_telling(value)) if not _ABOUT.search(name) or not pages <= _REDIRECTS}
+    quiet = _unreached(flows, live)
+    if not pages <= _REDIRECTS:
+        shown = {number for flow in flows if flow not in quiet for number in flow.calls}
+        called = [n for flow in flows for n in ast.walk(flow.statement) if id(n) in shown and isinstance(n, ast.Call)]
+        if not all(_name(call) in _RENDERS or _is_of_request(call) for call in (*made, *called)):
+            return set()
+    return {number for flow in quiet for number in flow.calls}
+
+
+def _is_of_request(call: ast.Call) -> bool:
+    """Return whether a call says nothing but what the client sent: request.POST.get("topic"), int(page)."""
+    root: ast.AST = call.func
+    if isinstance(root, ast.Name):
+        return root.id in _FIXED
+    while isinstance(root, (ast.Attribute, ast.Call)):
+        root = root.func if isinstance(root, ast.Call) else root.value
+    return isinstance(root, ast.Name) and root.id == "request" and _name(call) in _OF_REQUEST
+
+
+def _loops_over(statements: list[ast.stmt], one: int, other: int) -> bool:
+    """Return whether a loop holds both lines, so that the first may be run after the second."""
+    loops = (s for s in statements if isinstance(s, (ast.For, ast.AsyncFor, ast.While)))
+    return any(s.lineno <= one and other <= (s.end_lineno or s.lineno) for s in loops)
 
 
 def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from textwrap import dedent
 from typing import Any
 
-from hangup.lint.switches import is_environment, is_settings
+from hangup.lint import constructed
+from hangup.lint.switches import CONSTRUCTED, is_environment, is_settings
 
 DEPTH = 12  # of names and functions that are followed
 LINES_MAX = 12  # of a declaration
@@ -32,6 +33,7 @@ class Defaults:
     def __init__(self, naming: Callable[[str], Iterable[tuple[str, str]]]) -> None:
         """`naming` returns the files that have a word, with their texts."""
         self._naming = naming
+        self._constructed = constructed.Constructed(naming)
         self._conditions: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[str, str], Any] = {}
 
@@ -46,6 +48,12 @@ class Defaults:
             here = _Scope(self, path, {name: value for name, value in bound.items() if value is not None}, DEPTH)
             self._conditions[key] = test is not None and here.truth(test) is False
         return self._conditions[key]
+
+    def constructed(self, given: list[ast.expr], path: str) -> Any:
+        """Return what an attribute is in all instances that the project makes, as `switches` asks for it."""
+        owner, attribute, parameter = (str(ast.literal_eval(part)) for part in given)
+        found = self._constructed.value(owner, attribute, parameter, path)
+        return UNKNOWN if found is constructed.UNKNOWN else UNSET if found is None or found == "" else found
 
     def named(self, name: str, path: str, depth: int) -> Any:
         """Return the value with which a name is declared: in this file, else wherever it is."""
@@ -214,6 +222,8 @@ class _Scope:
     def _called(self, call: ast.Call) -> Any:
         func = call.func
         name = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+        if name == CONSTRUCTED:
+            return self.defaults.constructed(call.args, self.path)
         default = next((k.value for k in call.keywords if k.arg == "default"), None)
         if name in _DECLARED:
             default = default or (call.args[0] if call.args else None)

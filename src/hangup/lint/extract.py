@@ -61,7 +61,8 @@ class _Extract:
         self.bases = {node.name: [reference(base) for base in node.bases] for node in module.classes}
         text = module.text
         looks = any(word in text for word in _WATCHING_WORDS)  # a search for words is much faster than one for the pattern
-        self.watching = [text.count("\n", 0, found.start()) + 1 for found in _WATCHES.finditer(text)] if looks else []
+        lines = [text.count("\n", 0, found.start()) + 1 for found in _WATCHES.finditer(text)] if looks else []
+        self.watching = [line for line in lines if not any(first <= line <= last for first, last in module.dead)]
         self.requests: set[str] = (
             set()
         )  # parameters of the function that are the framework's request, not the model of its body

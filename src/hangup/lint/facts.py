@@ -73,7 +73,7 @@ class FunctionFacts:
     handler: str = ""  # the framework that calls it for a request
     path: str = ""  # of its route
     receives: bool = False  # reads from a WebSocket
-    route: str = ""  # the object whose decorator registered it, while the framework is not known
+    route: str = ""  # the object whose decorator registered it
     parameters: dict[str, str] = field(default_factory=dict)  # name -> reference of its type
     choices: int = 0  # how many values of a parameter it tells apart, if these are many
     without: list[str] = field(default_factory=list)  # parameters that are None or False unless they are given

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.source import Function, Module, Site
-from hangup.lint.switches import Switches
+from hangup.lint.switches import CONSTRUCTED, Switches
 from hangup.lint.text import reference
 
 Needs = frozenset[frozenset[str]]  # sets of parameters, of which one must be given; none: nothing is needed
@@ -48,8 +48,11 @@ class Guards:
         for frame in site.frame.outward():
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""
-                if not self._is_in_both(frame.node, site, in_body=frame.part == "body"):
-                    tests.append((frame.node.test, frame.part == "body"))
+                in_body = frame.part == "body"
+                if not self._is_in_both(frame.node, site, in_body=in_body):
+                    tests.append((frame.node.test, in_body))
+                elif CONSTRUCTED in (switch := self.switches.condition(frame.node.test, holds=in_body)):
+                    call.switches.append(switch)  # which the other branch does not undo
             elif isinstance(frame.node, (ast.For, ast.AsyncFor)) and (test := self._filling(frame.node.iter)) is not None:
                 tests.append((test, True))
             call.branches += isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))

@@ -58,7 +58,7 @@ def framework_of(module: Module) -> str:
 
 
 def handler(module: Module, function: Function, framework: str, bases: dict[str, list[str]]) -> tuple[str, str]:
-    """Return the framework that calls this function for requests, and the object that registers it if that is not known."""
+    """Return the framework that calls this function for requests, if it is known, and the object whose decorator says so."""
     for decorator in function.decorators:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         name = module.dotted(called)
@@ -74,7 +74,7 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
         kind = _with_async(framework, function)
         if "websocket" in verb or _takes_websocket(function):
             kind = "websocket" if kind in {"", "fastapi", "starlette"} else kind
-        return (kind, "") if kind else ("", head)
+        return kind, head
     if function.class_name and function.outer is not None and not function.outer.class_name:
         found = _method(function, bases.get(function.class_name, []), framework)
         if found:

@@ -14,6 +14,7 @@ from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
 from hangup.lint.guards import ALWAYS, Needs, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
+from hangup.lint.included import Included
 from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer, only_labels
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
@@ -67,6 +68,7 @@ class Project:
         self.defaults = Defaults(source.naming)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
+        self._included = Included(source.naming, source.text)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
@@ -129,10 +131,15 @@ class Project:
         found = self._handlers.get(key)
         if found is None:
             found = self._own_handler(key) or self._registered_handler(key)
-            if found in _INCLUDED and (key[0] in self.source.orphans() or self._broken.is_broken(key[0])):
+            if found in _INCLUDED and self._is_unserved(key):
                 found = ""
             self._handlers[key] = found
         return found
+
+    def _is_unserved(self, key: Key) -> bool:
+        """Return whether no application leads to a handler: to its file, or its router."""
+        path, route = key[0], self.function(key).route
+        return path in self.source.orphans() or self._broken.is_broken(path) or self._included.is_left_out(path, route)
 
     def _own_handler(self, key: Key) -> str:
         function = self.function(key)

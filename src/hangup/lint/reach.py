@@ -12,8 +12,8 @@ from hangup.lint.cache import FileEntry
 from hangup.lint.hints import APPLICATION, SERVING
 from hangup.lint.scan import closure, pair_of, words_of
 
-_LOADERS = ("import_module", "__import__", "spec_from_file_location", "load_module")
-_INCLUDING = ("include_router", "register_blueprint", "add_routes", "mount", "routers", "blueprints")
+LOADERS = ("import_module", "__import__", "spec_from_file_location", "load_module")
+INCLUDING = ("include_router", "register_blueprint", "add_routes", "mount", "routers", "blueprints")
 _FINDERS = ("iter_modules", "walk_packages", "glob", "rglob", "listdir", "iterdir", "scandir", "find_modules")
 
 
@@ -68,7 +68,7 @@ def _folders(path: str) -> tuple[str, ...]:
 
 
 def _loads_routers(words: str) -> bool:
-    return _has(words, _LOADERS) and _has(words, _INCLUDING)
+    return _has(words, LOADERS) and _has(words, INCLUDING)
 
 
 def _has(words: str, wanted: Iterable[str]) -> bool:

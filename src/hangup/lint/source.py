@@ -147,6 +147,7 @@ class Module:
         self.fields: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)  # the same by class
         self.states: list[tuple[str, ast.expr, int]] = []  # app.state.x = value, and the number of the function around
         self.facts: dict[type, object] = {}  # what rules compute once and share
+        self.dead: list[tuple[int, int]] = []  # first and last lines of what is never run, which is not in the tree any more
         self._sites: dict[int, Site] = {}
         self._nodes: dict[int, list[ast.AST]] = {}
         _Walk(self).run()
@@ -197,6 +198,12 @@ class Module:
         return found
 
     @cached_property
+    def given_to_constructors(self) -> set[tuple[str, str]]:
+        """Return the parameters of constructors, each with its class."""
+        made = (f for f in self.functions if f.class_name and f.name == "__init__")
+        return {(f.class_name, parameter.arg) for f in made for parameter in f.parameters}
+
+    @cached_property
     def lines(self) -> list[str]:
         return self.text.split("\n")
 
@@ -235,6 +242,18 @@ _FIELDS = {
 _LEAVES = frozenset({ast.Name, ast.Constant})
 
 
+def _yields(statement: ast.stmt) -> bool:
+    """Return whether a statement has a `yield` of its own function."""
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            todo.extend(ast.iter_child_nodes(node))
+    return False
+
+
 class _Walk:
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -246,14 +265,28 @@ class _Walk:
         for site in self.module.calls():
             site.awaited = id(site.node) in self.awaited
 
-    def block(self, body: list[ast.stmt], frame: Frame, class_name: str) -> None:
-        for statement in body:
-            self.statement(statement, frame, class_name)
+    def block(self, body: list[ast.stmt], frame: Frame, class_name: str) -> bool:
+        """Walk statements; return whether they always leave the block. What follows then is never run, and is dropped."""
+        for number, statement in enumerate(body, 1):
+            if self.statement(statement, frame, class_name):
+                if number < len(body):
+                    self.drop(body, number, frame)
+                return True
+        return False
 
-    def statement(self, node: ast.stmt, frame: Frame, class_name: str) -> None:
+    def drop(self, body: list[ast.stmt], number: int, frame: Frame) -> None:
+        """Take statements that are never run out of the tree; a `yield` in them still makes the function a generator."""
+        dead = body[number:]
+        del body[number:]
+        self.module.dead.append((dead[0].lineno, dead[-1].end_lineno or dead[-1].lineno))
+        if any(_yields(statement) for statement in dead):
+            frame.function.yields.append(frame)
+
+    def statement(self, node: ast.stmt, frame: Frame, class_name: str) -> bool:
+        """Walk a statement; return whether it always leaves the block that it is in."""
         if node.__class__ is ast.Expr:  # by far the most
             self.expression(node.value, frame, node)
-            return
+            return False
         match node:  # the most common first
             case ast.Assign():
                 self.expression(node.value, frame, node)
@@ -261,12 +294,13 @@ class _Walk:
                     self.assign(target, node.value, frame, class_name)
             case ast.If():
                 self.expression(node.test, frame, node)
-                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
-                self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
+                leaves = self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
+                return self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name) and leaves
             case ast.Return():
                 if node.value is not None:
                     frame.function.returns.append(node.value)
                     self.expression(node.value, frame, node)
+                return True
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
                     self.expression(decorator, frame, node)
@@ -288,7 +322,7 @@ class _Walk:
                         frame.function.assigned[item.optional_vars.id].append(item.context_expr)
                 self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
             case ast.Try() | ast.TryStar():
-                self.attempt(node, frame, class_name)
+                return self.attempt(node, frame, class_name)
             case ast.ClassDef():
                 self.module.classes.append(node)
                 for decorator in node.decorator_list:
@@ -305,6 +339,8 @@ class _Walk:
                     self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
             case _:
                 self.expression(node, frame, node)
+                return isinstance(node, (ast.Raise, ast.Continue, ast.Break))
+        return False
 
     def annotated(self, node: ast.AnnAssign, frame: Frame, class_name: str) -> None:
         if node.value is not None:
@@ -332,15 +368,20 @@ class _Walk:
         self.module.functions.append(function)
         return Frame(node, "body", frame, function)
 
-    def attempt(self, node: ast.Try | ast.TryStar, frame: Frame, class_name: str) -> None:
+    def attempt(self, node: ast.Try | ast.TryStar, frame: Frame, class_name: str) -> bool:
         inner = Frame(node, "body", frame, frame.function)
         if isinstance(node, ast.Try):
             frame.function.tries.append((node, frame))
-        self.block(node.body, inner, class_name)
-        for handler in node.handlers:
-            self.block(handler.body, Frame(handler, "handler", frame, frame.function), class_name)
-        self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
-        self.block(node.finalbody, Frame(node, "finalbody", frame, frame.function), class_name)
+        leaves = self.block(node.body, inner, class_name)
+        if leaves and node.orelse:
+            self.drop(node.orelse, 0, frame)
+        handled = [
+            self.block(handler.body, Frame(handler, "handler", frame, frame.function), class_name) for handler in node.handlers
+        ]
+        leaves |= self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
+        return self.block(node.finalbody, Frame(node, "finalbody", frame, frame.function), class_name) or (
+            leaves and all(handled)
+        )
 
     def loop(self, node: LoopNode, frame: Frame, class_name: str) -> None:
         frame.function.loops.append((node, frame))

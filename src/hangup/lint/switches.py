@@ -13,6 +13,7 @@ from hangup.lint.source import Function, Module
 
 _SETTINGS = re.compile(r"(^|_)(settings?|config|cfg|conf|flags|features?)$", re.I)
 BINDINGS_MAX = 4
+CONSTRUCTED = "__constructed__"  # stands for what a class, an attribute and a parameter of its constructor come to
 
 
 class Switches:
@@ -53,9 +54,18 @@ class Switches:
                 name, values = f"self.{inner.attr}", self.module.fields.get((self.owner, inner.attr), ())
             else:
                 continue
-            if len(values) == 1 and name not in bindings and len(bindings) < BINDINGS_MAX and _names_setting(values[0]):
-                bindings[name] = ast.unparse(values[0])
-                self._bind(values[0], bindings)
+            if len(values) != 1 or name in bindings or len(bindings) >= BINDINGS_MAX:
+                continue
+            value = values[0]
+            if _names_setting(value):
+                bindings[name] = ast.unparse(value)
+                self._bind(value, bindings)
+            elif isinstance(inner, ast.Attribute) and isinstance(value, ast.Name) and self._is_given(value.id):
+                bindings[name] = f"{CONSTRUCTED}({self.owner!r}, {inner.attr!r}, {value.id!r})"
+
+    def _is_given(self, name: str) -> bool:
+        """Return whether the constructor of the class has a parameter with this name."""
+        return (self.owner, name) in self.module.given_to_constructors
 
 
 def _parts(node: ast.expr) -> Iterator[ast.expr]:
