@@ -52,14 +52,18 @@ class Included:
             return False
         return not self._is_used(path, router, DEPTH) and not self._loads_routers()
 
-    def _is_forgotten(self, path: str, router: str) -> bool:
-        """Return whether a file that includes routers imports this one, and none of those uses it."""
+    def _including_files(self) -> dict[str, str]:
+        """Return the files that include routers, with their texts."""
         if self._includers is None:
             files = {where: text for word in _INCLUDING for where, text in self._naming(word)}
             self._includers = {where: text for where, text in files.items() if _INCLUDES.search(text)}
+        return self._includers
+
+    def _is_forgotten(self, path: str, router: str) -> bool:
+        """Return whether a file that includes routers imports this one, and none of those uses it."""
         stem = PurePath(path).stem
         forgotten = False
-        for where, text in self._includers.items():
+        for where, text in self._including_files().items():
             if where != path and stem in text:
                 rest, imports = self._code(where, text)
                 bound = list(_bound(imports, stem, router))

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from hangup.lint.facts import CallFacts, Spawn
+from hangup.lint.facts import CallFacts, FunctionFacts, Spawn
+from hangup.lint.files import SourceFiles
 from hangup.lint.guards import ALWAYS, Needs, needed
-from hangup.lint.names import Key
-from hangup.lint.requests import Asked
-
-if TYPE_CHECKING:
-    from hangup.lint.project import Project
+from hangup.lint.names import Key, Names
+from hangup.lint.request_switches import RequestSwitches
 
 OWN_LOOP = frozenset({"asyncio.run", "run_until_complete"})
 SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTask", "Thread", "submit"})
 STEPS_MAX = 500  # after which a function is taken for one that a request reaches
 
 
+class ServingProject(Protocol):
+    """What is asked here about a project."""
+
+    source: SourceFiles
+    names: Names
+
+    def function(self, key: Key) -> FunctionFacts: ...
+
+    def handler(self, key: Key) -> str: ...
+
+    def read_users(self, function: FunctionFacts) -> None: ...
+
+    def callers(self, name: str) -> list[tuple[Key, int]]: ...
+
+    def spawners(self, name: str) -> list[tuple[Key, int]]: ...
+
+    def is_off(self, path: str, call: CallFacts) -> bool: ...
+
+    def is_off_by(self, condition: str, path: str) -> bool: ...
+
+    def is_exactly(self, caller: Key, ref: str, key: Key) -> bool: ...
+
+
 class Served:
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: ServingProject) -> None:
         self._project = project
-        self._asked = Asked(project.source.naming)
+        self._switches = RequestSwitches(project.source.naming)
         self._reached: dict[Key, bool] = {}
 
     def is_unasked(self, key: Key, needs: Needs) -> bool:
         """Return whether a handler runs nothing that needs these, unless its client sets a switch."""
-        return self._asked.is_unasked(self._project.function(key), needs)
+        return self._switches.is_unasked(self._project.function(key), needs)
 
     def is_reached(self, key: Key) -> bool:
         """Return whether a request reaches this function: a handler, or something that calls it, is a handler."""
@@ -61,7 +82,7 @@ class Served:
         while todo and len(seen) < STEPS_MAX:
             here, wanted = todo.pop()
             function = project.function(here)
-            if project.handler(here) and not self._asked.is_unasked(function, wanted):
+            if project.handler(here) and not self._switches.is_unasked(function, wanted):
                 return True
             for caller, call in self._callers(here):
                 above: Needs | None = ALWAYS

@@ -14,7 +14,7 @@ from hangup.lint.guards import Needs
 _FLAG = r"^[ \t]+{name}[ \t]*:[^=\n]*\bbool\b[^=\n]*=[ \t]*(?:Field\([ \t\n]*(?:default[ \t]*=[ \t]*)?)?(True|False)\b"
 
 
-class Asked:
+class RequestSwitches:
     """Judges what must be given against what the handlers of a project declare."""
 
     def __init__(self, naming: Callable[[str], Iterable[tuple[str, str]]]) -> None:
