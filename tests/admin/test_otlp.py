@@ -257,7 +257,7 @@ def test_variables_meant_for_other_programs_do_not_keep_it_from_starting(engine:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     with Gateway(engine.url, env=env) as gateway:
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
-        (line,) = [row for row in gateway.log() if row["event"] == "traces_disabled"]
+        (line,) = wait_until(lambda: [row for row in gateway.log() if row["event"] == "traces_disabled"])
         assert "OTEL_EXPORTER_OTLP_PROTOCOL" in line["error"] and "grpc" in line["error"]
 
 

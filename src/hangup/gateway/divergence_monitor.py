@@ -36,7 +36,7 @@ from hangup.gateway.registry import CallRegistry
 from hangup.gateway.tokens_seen import token_row, tokens_seen
 from hangup.gateway.zombies import ZombieLedger
 from hangup.no_redirects import open_url
-from hangup.tasks import TASKS
+from hangup.tasks import TASKS, Tasks
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
 _NO_CALL_S = 1e-6  # sums of the same numbers may differ by their order; no call is as short as this
@@ -116,11 +116,15 @@ class DivergenceMonitor:
         backends = list(self.backends.by_name.values())
         for removed in self.watched.keys() - {backend.name for backend in backends}:
             del self.watched[removed]
-        async with asyncio.TaskGroup() as asked:
+        asked = Tasks("counters")
+        try:
             for number, backend in enumerate(backends, 1):
-                asked.create_task(self._ask_or_log(backend))
+                asked.start(self._ask_or_log(backend))
                 if not number % _ASKED_AT_A_TIME:
                     await asyncio.sleep(0)
+            await asked.wait()
+        finally:
+            await asked.close()
         others = {backend.name: await self.reaper.tokens_of_others(backend) for backend in backends}
         now = time.monotonic()
         seen = tokens_seen(self.accounting, self.registry)
