@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
+import pickle
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from hangup.config.load import Configuration
+from hangup.core.jobs import ItemCounts, JobStatus
+from hangup.gateway.apis.hosted_jobs import ProviderAnswer
+from hangup.gateway.jobs.provider import ProviderRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src/hangup"
@@ -59,3 +68,35 @@ def test_no_class_in_python_derives_from_a_compiled_one() -> None:
     ]
     assert "CallFlow" in native and "Api" not in native
     assert wrong == []
+
+
+def dataclasses_within(hint: Any, known: set[type]) -> set[type]:
+    """Return the data classes that a value of a type may hold, at any depth."""
+    for part in get_args(hint):
+        dataclasses_within(part, known)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint) and hint not in known:
+        known.add(hint)
+        for field in get_type_hints(hint).values():
+            dataclasses_within(field, known)
+    return known
+
+
+def test_what_workers_send_each_other_can_be_unpickled_when_it_is_compiled() -> None:
+    """The default of pickle sets field by field, which a frozen object refuses; `slots` makes up for it only in Python."""
+    sent: set[type] = set()
+    for root in (Configuration, ProviderRecord, ProviderAnswer):
+        dataclasses_within(root, sent)
+    assert {Configuration, ProviderRecord, ProviderAnswer} < sent
+    wrong = [
+        each.__name__
+        for each in sent
+        if is_compiled(Path(inspect.getfile(each)))
+        and each.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        and "__reduce__" not in vars(each)
+    ]
+    assert wrong == []
+
+
+def test_an_answer_of_a_provider_is_the_same_after_it_was_sent() -> None:
+    answer = ProviderAnswer("resp_1", JobStatus.RUNNING, ItemCounts(queued=3), "m", 12.5, detached=False)
+    assert pickle.loads(pickle.dumps(answer)) == answer

@@ -56,6 +56,10 @@ class ProviderAnswer:
     expires: float | None = None  # wall-clock time
     detached: bool = True  # False: a response that its client waits for, which is no job
 
+    def __reduce__(self) -> tuple[type[ProviderAnswer], tuple[object, ...]]:
+        """It is sent to other workers; a compiled frozen object cannot be unpickled field by field."""
+        return ProviderAnswer, (self.id, self.status, self.tally, self.model, self.expires, self.detached)
+
 
 def is_upload(method: str, path: str) -> bool:
     """Return True if the body may be as large as a file."""
