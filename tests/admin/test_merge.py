@@ -93,6 +93,8 @@ def test_a_backend_shows_its_worst_state_and_its_whole_load() -> None:
     (merged,) = merge.backends([[backend()], [backend(ladder="degraded", ladder_reason="z still runs")], [backend()]])
     assert (merged["ladder"], merged["ladder_reason"]) == ("degraded", "z still runs"), "one worker judges it for all"
     assert merged["busy_s"] == 3.0, "each worker has its share of the engine's time"
+    (merged,) = merge.backends([[backend(limit=0, in_flight=3)], [backend(limit=1)]])
+    assert merged["limit"] == 4, "places to be given back are used until their calls end"
     (merged,) = merge.backends([[backend(limit=None)], [backend()]])
     assert merged["limit"] is None
     drained = backend(drained=True, state="drained, up", in_flight=0)

@@ -194,7 +194,7 @@ class World:
             self.add()
 
     def add(self) -> None:
-        link: Any = StoreLink(Settings(shared_state="redis://unused"), LimitSettings(gateway_silence_s=SILENCE_S))
+        link: Any = StoreLink(Settings(shared_state="redis://unused"), LimitSettings(gateway_silence_s=SILENCE_S), [0])
         link.store, link._member = Wire(self.memory), SimMember()
         link.name = f"gateway-{len(self.links)}-{len(self.memory.snapshots)}"  # ties are broken by names
         link._gateway = SimpleNamespace(log=SimpleNamespace(event=lambda *_, **__: None))

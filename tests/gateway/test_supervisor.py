@@ -22,7 +22,7 @@ from hangup.errors import HangupError
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.fixed_settings import needs_restart
 from hangup.gateway.workers import supervisor as supervisor_module
-from hangup.gateway.workers.admin import make_whole_app
+from hangup.gateway.workers.admin import WholeAdmin, make_whole_app
 from hangup.gateway.workers.asgi import HOST
 from hangup.gateway.workers.channel import unpacked
 from hangup.gateway.workers.process import WorkerProcess
@@ -164,7 +164,7 @@ def test_a_drain_is_known_before_the_workers_are_asked() -> None:
     whole: Any = SimpleNamespace(
         answering_workers=lambda: [SimpleNamespace(ask=ask)], silent_slots=list, drained_backends=drained, fault=print
     )
-    client = TestClient(make_whole_app(whole, Policy.of("", "", HOST)), f"http://{HOST}", headers={"x-hangup": "1"})
+    client = TestClient(make_whole_app(WholeAdmin(whole), Policy.of("", "", HOST)), f"http://{HOST}", headers={"x-hangup": "1"})
     for method, name, status in (("PUT", "b", 200), ("PUT", "x", 404), ("PUT", "b", 200), ("DELETE", "b", 200)):
         assert client.request(method, f"/api/backends/{name}/drain").status_code == status
     assert known == [{"b"}, {"b", "x"}, {"b"}, set()] and drained == set()
@@ -197,7 +197,7 @@ def test_a_worker_that_starts_after_a_reload_differs_from_the_others_in_nothing_
     sent: list[str] = []
 
     async def start(slot: int, name: str, sockets: object) -> Any:
-        return SimpleNamespace(name=name, channel=SimpleNamespace(send=lambda kind, packed: sent.append(packed)))
+        return SimpleNamespace(name=name, channel=SimpleNamespace(send=lambda kind, packed, slot=0: sent.append(packed)))
 
     async def follow(worker: object) -> None: ...
 
@@ -258,7 +258,9 @@ def test_an_error_of_the_admin_port_is_logged_and_answered() -> None:
         raise KeyError("x")
 
     whole: Any = SimpleNamespace(answering_workers=fail, fault=faults.append)
-    client = TestClient(make_whole_app(whole, Policy.of("", "", HOST)), f"http://{HOST}", raise_server_exceptions=False)
+    client = TestClient(
+        make_whole_app(WholeAdmin(whole), Policy.of("", "", HOST)), f"http://{HOST}", raise_server_exceptions=False
+    )
     answer = client.get("/api/calls")
     assert answer.status_code == 500 and "see the gateway log" in answer.json()["error"]
     assert [type(fault) for fault in faults] == [KeyError]

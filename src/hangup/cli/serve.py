@@ -24,6 +24,7 @@ from hangup.config.secrets import hidden_variables
 from hangup.engine.options import EngineOptions
 from hangup.gateway.config_watch import reloading_on_change
 from hangup.gateway.exit_watch import EXIT_WATCH
+from hangup.gateway.hosts.sharable import check_for_sharing
 from hangup.gateway.reaper import core_dumps
 from hangup.gateway.server import Server
 from hangup.gateway.service_manager import SERVICE_MANAGER
@@ -110,6 +111,8 @@ async def _serve(config: Configuration, load: Callable[[], Configuration]) -> No
 async def _serve_with_workers(config: Configuration, load: Callable[[], Configuration], count: int) -> None:
     from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
 
+    if config.settings.shared_state:
+        check_for_sharing(config.settings)
     engines, embedded = _engines(config), ""
     with contextlib.ExitStack() as stack:
         if not config.settings.backend:

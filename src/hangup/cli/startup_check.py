@@ -30,7 +30,7 @@ from hangup.config.schema import LISTS, scalar_fields
 from hangup.errors import ConfigError, HangupError
 from hangup.gateway import ports
 from hangup.gateway.client import sockets
-from hangup.gateway.hosts.server import check_for_sharing
+from hangup.gateway.hosts.sharable import check_for_sharing
 from hangup.gateway.hosts.store import Store
 from hangup.gateway.http.hosts import is_loopback
 from hangup.gateway.job_opener import jobs_path

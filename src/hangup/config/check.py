@@ -20,6 +20,7 @@ _BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9
 SHARED_STATE = re.compile(r"(rediss?(\+sentinel|\+cluster)?|unix)://")
 HAS_PASSWORD = re.compile(r"://[^/@]*:[^@]+@|[?&]password=")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PORT_MAX = 65535
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -68,8 +69,9 @@ def _shared_state_problems(settings: Settings) -> list[tuple[Path, str]]:
         found.append((("shared_state_name",), said))
     if settings.peer_host in ("0.0.0.0", "::"):  # noqa: S104 (not to listen there)
         found.append((("peer_host",), f"peer_host: others cannot reach {settings.peer_host}; give an address of this host"))
-    if settings.workers != 1:
-        found.append((("workers",), "several workers and shared_state cannot be combined yet: run one gateway for each core"))
+    if settings.peer_port and settings.workers > 1 and settings.peer_port + 2 * settings.workers > _PORT_MAX + 1:
+        said = f"peer_port: {settings.workers} workers use {2 * settings.workers} ports from there, and the last is {_PORT_MAX}"
+        found.append((("peer_port",), said))
     return found
 
 

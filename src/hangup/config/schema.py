@@ -213,7 +213,8 @@ class Settings:
     )
     shared_state_alone_share: float = setting(
         0.5,
-        "Share of slots and concurrency_max that a gateway uses if it starts while shared_state cannot be reached.",
+        "Share of slots and concurrency_max that a gateway, with all its workers, uses if it starts while shared_state "
+        "cannot be reached.",
         least=0.01,
         most=1,
     )
@@ -222,7 +223,7 @@ class Settings:
         "Address of this host at which the gateways on the same shared_state can ask whether this one lives. Empty: the "
         "address that it uses to reach the store.",
     )
-    peer_port: int = setting(0, "Port for that; 0: any free port.", least=0, most=65535)
+    peer_port: int = setting(0, "Port for that; 0: any free port. N workers use the 2 N ports from it.", least=0, most=65535)
     currency: str = setting("USD", "Currency of the backends' prices.")
     otlp_endpoint: str = setting(
         "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."

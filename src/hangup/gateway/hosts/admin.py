@@ -19,10 +19,8 @@ from starlette.types import ASGIApp
 from hangup.gateway.admin.guard import Guard, Policy
 from hangup.gateway.hosts.questions import Answer, Questions
 from hangup.gateway.workers import merge
-from hangup.gateway.workers.admin import Whole, WholeAdmin, first_answer, target_of
+from hangup.gateway.workers.admin import ACT_S, ASK_S, Whole, WholeAdmin, first_answer, target_of
 
-_ASK_S = 5.0
-_ACT_S = 60.0  # a kill waits for the engines
 _ADOPT_S = 2.0  # a gateway that starts waits no longer for others
 
 
@@ -91,20 +89,20 @@ class GatewaysAdmin(WholeAdmin):
         """Ask all gateways. A request that ends calls goes only to those that answer now: others would keep it waiting."""
         gateways = self._gateways.answering_workers()
         if method != "GET":
-            found = await asyncio.gather(*(gateway.ask("GET", "/api/calls?limit=1", _ASK_S) for gateway in gateways))
+            found = await asyncio.gather(*(gateway.ask("GET", "/api/calls?limit=1", ASK_S) for gateway in gateways))
             gateways = [gateway for gateway, answer in zip(gateways, found, strict=True) if answer is not None]
-        within_s = _ASK_S if method == "GET" else _ACT_S
+        within_s = ASK_S if method == "GET" else ACT_S
         answers = await asyncio.gather(*(gateway.ask(method, target, within_s) for gateway in gateways))
         return [answer for answer in answers if answer is not None]
 
     async def one_call(self, request: Request) -> Response:
         """Show or kill a call: the gateway that has it is asked."""
         target, gateways = target_of(request), self._gateways.answering_workers()
-        found = await asyncio.gather(*(gateway.ask("GET", target, _ASK_S) for gateway in gateways))
+        found = await asyncio.gather(*(gateway.ask("GET", target, ASK_S) for gateway in gateways))
         answers = [answer for answer in found if answer is not None]
         if request.method == "DELETE":
             having = [gateway for gateway, answer in zip(gateways, found, strict=True) if answer and answer[0] == 200]
-            ended = await asyncio.gather(*(gateway.ask("DELETE", target, _ACT_S) for gateway in having))
+            ended = await asyncio.gather(*(gateway.ask("DELETE", target, ACT_S) for gateway in having))
             answers = [answer for answer in ended if answer is not None] or answers
         return first_answer(answers)
 
@@ -116,7 +114,7 @@ class GatewaysAdmin(WholeAdmin):
         return self.json({"backends": merge.backends([value["backends"] for value in values])})
 
     async def leading_gateway(self, request: Request) -> Response:
-        answer = await self._gateways.leading().ask(request.method, target_of(request), _ACT_S)
+        answer = await self._gateways.leading().ask(request.method, target_of(request), ACT_S)
         return first_answer([answer] if answer is not None else [])
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+from collections.abc import Sequence
 from enum import Enum
 
 Address = tuple[str, int]
@@ -32,8 +34,17 @@ class LifePort:
         self._name = name.encode()
         self._server: asyncio.Server | None = None
 
-    async def open(self, host: str, port: int) -> Address:
-        self._server = await asyncio.start_server(self._answer, host, port, limit=_NAME_BYTES_MAX)
+    async def open(self, host: str, ports: Sequence[int]) -> Address:
+        """Listen on the first of these ports that is free: the process that this one replaces may still have the others."""
+        for port in ports:
+            try:
+                self._server = await asyncio.start_server(self._answer, host, port, limit=_NAME_BYTES_MAX)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or port == ports[-1]:
+                    raise
+            else:
+                break
+        assert self._server is not None
         address: Address = self._server.sockets[0].getsockname()[:2]
         return address
 

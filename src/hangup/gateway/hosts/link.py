@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hangup.config.limits import ProcessLimits
@@ -55,12 +55,15 @@ class SharingSettings(Protocol):
     @property
     def peer_host(self) -> str: ...
 
-    @property
-    def peer_port(self) -> int: ...
-
 
 class StoreLink:
-    def __init__(self, settings: SharingSettings, limits: ProcessLimits, password: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        settings: SharingSettings,
+        limits: ProcessLimits,
+        peer_ports: Sequence[int],
+        password: Callable[[], str] | None = None,
+    ) -> None:
         """`password` is asked for each new connection to the store, if its address has none."""
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.store = Store(settings.shared_state, settings.shared_state_name, limits.shared_state_timeout_s, password)
@@ -69,7 +72,7 @@ class StoreLink:
         self.members = 0  # gateways that share the state, by the leader's last order,
         self._rank = 0  # and this one's number among them
         self._alone_share = settings.shared_state_alone_share
-        self._peer_host, self._peer_port = settings.peer_host, settings.peer_port
+        self._peer_host, self._peer_ports = settings.peer_host, peer_ports
         self._silence_max_s = limits.gateway_silence_s
         self._life = LifePort(self.name)
         self._address: life.Address | None = None
@@ -233,9 +236,9 @@ class StoreLink:
         if self._address is None:
             host = self._peer_host or await self.store.own_host()
             try:
-                self._address = await self._life.open(host, self._peer_port)
+                self._address = await self._life.open(host, self._peer_ports)
             except OSError as error:
-                where = f"{host}:{self._peer_port}"
+                where = f"{host}:{self._peer_ports[-1]}"
                 self._gateway.log.event("peer_port_failed", address=where, error=error.strerror or str(error))
 
     # Orders

@@ -23,6 +23,7 @@ _ALLOWED = re.compile(
     r"|(PUT|DELETE) /api/backends/[^?]+/drain|(GET|DELETE) /api/backends/[^?]+/orphans"
 )
 _REFUSED: Answer = (403, '{"error":"a gateway does not answer this to others"}')
+_STARTING: Answer = (503, '{"error":"this gateway is starting"}')  # at once: others may be starting, too, and wait for it
 _FAILED: Answer = (500, '{"error":"internal gateway error; see the gateway log"}')
 
 
@@ -82,7 +83,9 @@ class Questions:
                 waiting.set_result((status, body))
 
     async def _answer(self, asked_by: str, number: int, method: str, target: str) -> None:
-        if self.app is not None:
+        if self.app is None:
+            status, body = _STARTING
+        else:
             allowed = _ALLOWED.fullmatch(f"{method} {target}")
             status, body = await self.ask_self(method, target) if allowed else _REFUSED
-            self._post(asked_by, {"from": self._me, "answer": [number, status, body]})
+        self._post(asked_by, {"from": self._me, "answer": [number, status, body]})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from functools import partial
 
 import uvloop
 
@@ -15,7 +16,7 @@ from hangup.errors import HangupError
 from hangup.gateway.exit_watch import EXIT_WATCH
 from hangup.gateway.workers.channel import Channel, unpacked
 from hangup.gateway.workers.link import SupervisorLink
-from hangup.gateway.workers.server import serve
+from hangup.gateway.workers.server import WorkerServer, serve
 
 
 async def _run(channel_fd: int, socket_fds: list[int]) -> int:
@@ -30,7 +31,16 @@ async def _run(channel_fd: int, socket_fds: list[int]) -> int:
         await channel.flush()
         return 1
     link = SupervisorLink(channel, configuration)
-    return 0 if await serve(link, [socket.socket(fileno=fd) for fd in socket_fds]) else 1
+    sockets = [socket.socket(fileno=fd) for fd in socket_fds]
+    return 0 if await serve(link, partial(_make_server, link, sockets, first["slot"])) else 1
+
+
+def _make_server(link: SupervisorLink, sockets: list[socket.socket], slot: int) -> WorkerServer:
+    if link.configuration.settings.shared_state:
+        from hangup.gateway.workers.store_worker import StoreWorkerServer  # noqa: PLC0415 (its client is an extra)
+
+        return StoreWorkerServer(link, sockets, slot)
+    return WorkerServer(link, sockets)
 
 
 def main() -> int:

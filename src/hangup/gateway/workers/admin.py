@@ -7,7 +7,7 @@ know alike (jobs, the ledger) from any. If some worker does not answer, the answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlencode
@@ -27,8 +27,8 @@ from hangup.gateway.admin.server import page_routes
 from hangup.gateway.workers import merge, metrics
 from hangup.gateway.workers.process import Answer, WorkerProcess
 
-_ASK_S = 5.0
-_ACT_S = 60.0  # a kill waits for the engines
+ASK_S = 5.0
+ACT_S = 60.0  # a kill waits for the engines
 _NO_WORKER = {"error": "no worker is running; see the gateway log"}
 METRICS = """\
 # HELP hangup_workers Worker processes that serve the data port.
@@ -75,8 +75,10 @@ class WholeAdmin:
     # Asking
 
     async def ask_all(self, method: str, target: str) -> list[Answer]:
-        within_s = _ASK_S if method == "GET" else _ACT_S
-        workers = self.whole.answering_workers()
+        return await self.ask_each(self.whole.answering_workers(), method, target, ASK_S if method == "GET" else ACT_S)
+
+    @staticmethod
+    async def ask_each(workers: Sequence[WorkerProcess], method: str, target: str, within_s: float) -> list[Answer]:
         answers = await asyncio.gather(*(worker.ask(method, target, within_s) for worker in workers))
         return [answer for answer in answers if answer is not None]
 
@@ -99,7 +101,7 @@ class WholeAdmin:
     async def readyz(self, request: Request) -> Response:
         """Ready if any worker is: it accepts the connections of those that are not."""
         serving = self.whole.serving_workers()
-        found = await asyncio.gather(*(worker.ask("GET", "/readyz", _ASK_S) for worker in serving))
+        found = await asyncio.gather(*(worker.ask("GET", "/readyz", ASK_S) for worker in serving))
         answers = [answer for answer in found if answer is not None]
         ready = any(status == 200 for status, _ in answers) and not self.whole.draining
         lines = ["ready" if ready else "draining" if self.whole.draining else _reason(answers)]
@@ -113,7 +115,7 @@ class WholeAdmin:
         pages += [metrics.counters_of(worker.counted) for worker in self.whole.silent_workers()]
         workers = self.whole.answering_workers()
         for worker, answer in zip(
-            workers, await asyncio.gather(*(w.ask("GET", "/metrics", _ASK_S) for w in workers)), strict=True
+            workers, await asyncio.gather(*(w.ask("GET", "/metrics", ASK_S) for w in workers)), strict=True
         ):
             if answer is not None:
                 worker.counted = metrics.parse(answer[1])
@@ -186,20 +188,20 @@ class WholeAdmin:
         everything."""
         answers: list[Answer] = []
         for worker in self.whole.answering_workers():
-            answer = await worker.ask("GET", target_of(request), _ACT_S)
+            answer = await worker.ask("GET", target_of(request), ACT_S)
             answers += [answer] if answer is not None else []
         return first_answer(answers[::-1])
 
     async def leading_worker(self, request: Request) -> Response:
         """Ask the worker that judges the engines for all."""
         worker = self.whole.leading_worker()
-        answer = await worker.ask(request.method, target_of(request), _ACT_S) if worker is not None else None
+        answer = await worker.ask(request.method, target_of(request), ACT_S) if worker is not None else None
         return first_answer([answer] if answer is not None else [])
 
     async def any_worker(self, request: Request) -> Response:
         """Ask one worker: all know the same, or one must do it for all."""
         for worker in self.whole.answering_workers():
-            answer = await worker.ask(request.method, target_of(request), _ACT_S)
+            answer = await worker.ask(request.method, target_of(request), ACT_S)
             if answer is not None:
                 return first_answer([answer])
         return self.json(_NO_WORKER, 503)
@@ -257,12 +259,11 @@ async def _healthz(request: Request) -> Response:
     return PlainTextResponse("ok\n")
 
 
-def make_whole_app(whole: Whole, policy: Policy) -> Starlette:
+def make_whole_app(admin: WholeAdmin, policy: Policy) -> Starlette:
     """Return the admin port's application: the same paths as those of a gateway in one process."""
-    admin = WholeAdmin(whole)
 
     async def fault(request: Request, error: Exception) -> Response:
-        whole.fault(error)
+        admin.whole.fault(error)
         return JSONResponse({"error": "internal gateway error; see the gateway log"}, 500)
 
     jobs = partial(Route, endpoint=admin.any_worker)

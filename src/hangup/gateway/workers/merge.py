@@ -56,7 +56,8 @@ def backends(lists: Sequence[list[_Row]]) -> list[_Row]:
 def _backend(rows: list[_Row]) -> _Row:
     judged = max(rows, key=lambda row: row["ladder"] not in (None, "healthy"))  # by one worker, for all
     worst = max(rows, key=lambda row: (row["quarantined"], not row["state"].endswith("up"), row["failures"]))
-    limits = [row["limit"] for row in rows]
+    # One that must give places back to the others still uses them until its calls end.
+    limits = [None if row["limit"] is None else max(row["limit"], row["in_flight"]) for row in rows]
     in_flight = sum(row["in_flight"] for row in rows)
     state = worst["state"].replace("drained, ", "draining, ") if in_flight else worst["state"]
     return {

@@ -31,6 +31,8 @@ class WorkerProcess:
         self.leaving = False  # it drains, and another takes its slot
         self.failure = ""  # why it could not start, in its own words
         self.listens_on: frozenset[int] = frozenset()  # numbers of sockets, by the last message to it
+        self.gateway = ""  # its name among the gateways that share their state by a store, if they do,
+        self.reaches_store = False  # and whether it can, by its last report
         self.counted: metrics.Families = {}  # its metrics at the last scrape
         self._asked = 0
         self._answers: dict[int, asyncio.Future[Answer]] = {}

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hangup.config import ClientLimits, Settings
 from hangup.errors import HangupError
 from hangup.gateway.admin.guard import Policy
-from hangup.gateway.admin.server import make_app
 from hangup.gateway.client.handshake import TlsListener
 from hangup.gateway.gateway import Gateway
-from hangup.gateway.server import Server
+from hangup.gateway.server import Listener, Server
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.gateway.workers.asgi import HOST
-from hangup.gateway.workers.link import SupervisorLink
+from hangup.gateway.workers.link import SupervisorLink, WorkerReports
+from hangup.gateway.workers.reports import HubReports
 from hangup.tasks import Tasks
 
 SETTLE_S = 0.5  # between a worker's last accept and its drain: its newest connections have not sent their request yet
@@ -29,7 +29,8 @@ class WorkerServer(Server):
 
     def __init__(self, link: SupervisorLink, sockets: Sequence[socket.socket]) -> None:
         super().__init__(link.configuration, lambda: link.configuration)
-        self._link = link
+        self._supervisor = link
+        self._reports: WorkerReports = HubReports(link.channel)
         self._sockets = sockets  # of the data port: its own, and those of the other workers
         self._listeners: dict[int, asyncio.Server | TlsListener] = {}
         self._wanted: frozenset[int] = frozenset()  # the sockets to accept from, by their numbers
@@ -46,16 +47,16 @@ class WorkerServer(Server):
     def _make_gateway(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None
     ) -> Gateway:
-        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True, peers=self._link.peers)
+        return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True, peers=self._reports.peers)
 
-    async def _start_listening(self, sock: socket.socket) -> WorkerServer:
+    async def _start_listening(self, sock: socket.socket) -> Listener:
         """Accept nobody yet: the supervisor says from which sockets, once this worker is ready."""
-        self._link.start(self)
+        self._supervisor.start(self, self._reports)
         return self
 
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
-        self._link.admin_app = make_app(view, Policy.of("", "", HOST))
-        self._link.ready()
+        self._supervisor.admin_app = self._admin_app(view, Policy.of("", "", HOST))
+        self._supervisor.ready()
         await self._ended.wait()
 
     def _stop_admin(self) -> None:
@@ -72,7 +73,7 @@ class WorkerServer(Server):
         """Leave new connections to the others, and drain when those that were just accepted have sent their requests."""
         if not self._leaving:
             self._leaving = True
-            self._link.channel.send("draining")
+            self._supervisor.channel.send("draining")
             self.listen_on(frozenset())
             asyncio.get_running_loop().call_later(SETTLE_S, self.drain)
 
@@ -83,7 +84,7 @@ class WorkerServer(Server):
         self._force.set()
 
     def _tell(self, text: str) -> None:
-        self._link.channel.send("tell", text=text)
+        self._supervisor.channel.send("tell", text=text)
 
     # Sockets
 
@@ -115,10 +116,10 @@ class WorkerServer(Server):
         self._listeners.clear()
 
 
-async def serve(link: SupervisorLink, sockets: Sequence[socket.socket]) -> bool:
+async def serve(link: SupervisorLink, make_server: Callable[[], WorkerServer]) -> bool:
     """Run a worker until the supervisor stops it, or is gone; return False if it could not start."""
     try:
-        await WorkerServer(link, sockets).run(lambda data_url, admin_url: None)
+        await make_server().run(lambda data_url, admin_url: None)
     except HangupError as error:
         link.channel.send("failed", error=str(error))
         return False

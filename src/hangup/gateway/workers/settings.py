@@ -12,6 +12,7 @@ from hangup.config.addresses import is_discovered
 from hangup.config.check import default_name
 from hangup.config.load import Configuration
 from hangup.gateway import ports
+from hangup.gateway.hosts.sharable import check_for_sharing
 from hangup.gateway.job_opener import jobs_path
 from hangup.gateway.otlp import configured_exporter
 from hangup.gateway.request_policy import RequestPolicy
@@ -26,12 +27,21 @@ def ledger_path(settings: Settings, folder: Path) -> str:
     return settings.ledger or str(folder / "ledger.sqlite")
 
 
-def for_worker(configuration: Configuration, port: int, folder: Path) -> Configuration:
-    """Return the configuration of the workers. `folder` is for what would be in memory otherwise, and must be shared."""
+def for_worker(configuration: Configuration, port: int, folder: Path, count: int) -> Configuration:
+    """Return the configuration of each of `count` workers. `folder` is for what would be in memory otherwise, and must be
+    shared."""
     settings = configuration.settings
     jobs = settings.jobs if jobs_path(settings, port) != "" else str(folder / "jobs.sqlite")
     ledger = ledger_path(settings, folder)
-    return dataclasses.replace(configuration, settings=dataclasses.replace(settings, jobs=jobs, ledger=ledger))
+    alone_share = settings.shared_state_alone_share / count  # it is of this host
+    own = dataclasses.replace(settings, jobs=jobs, ledger=ledger, shared_state_alone_share=alone_share)
+    return dataclasses.replace(configuration, settings=own)
+
+
+def peer_ports(first: int, slot: int, count: int) -> list[int]:
+    """Return the ports at which a worker may be asked whether it lives: one of its slot, and another one, because a worker and
+    its successor are there at the same time. 0: any free port."""
+    return [first + slot, first + count + slot] if first else [0]
 
 
 def check_as_worker(settings: Settings) -> None:
@@ -40,6 +50,8 @@ def check_as_worker(settings: Settings) -> None:
     if settings.otlp_endpoint:
         configured_exporter(settings, os.environ, settings.limits.trace_send_s)
     RequestPolicy(settings, provider=False)
+    if settings.shared_state:
+        check_for_sharing(settings)
 
 
 def undrained(drained: Iterable[str], old: Settings, new: Settings) -> set[str]:

@@ -33,13 +33,14 @@ from hangup.gateway.service_manager import SERVICE_MANAGER
 from hangup.gateway.stderr import write_stderr
 from hangup.gateway.store.ledger import create_ledger
 from hangup.gateway.workers import metrics
-from hangup.gateway.workers.admin import make_whole_app
+from hangup.gateway.workers.admin import WholeAdmin, make_whole_app
 from hangup.gateway.workers.channel import Message, packed
 from hangup.gateway.workers.engines import EngineProcesses
 from hangup.gateway.workers.followed_jobs import FollowedJobs
 from hangup.gateway.workers.process import WorkerProcess
 from hangup.gateway.workers.server import SETTLE_S
 from hangup.gateway.workers.settings import check_as_worker, for_worker, ledger_path, undrained
+from hangup.gateway.workers.store_admin import StoreWorkersAdmin
 from hangup.tasks import TASKS, Tasks
 
 _RESTART_S = (0.1, 15.0)  # pause before a dead worker is replaced: doubled by each death that soon follows another
@@ -93,7 +94,7 @@ class Supervisor:
         with tempfile.TemporaryDirectory(prefix="hangup-") as folder:
             self._folder = Path(folder)
             await asyncio.to_thread(create_ledger, ledger_path(settings, self._folder), settings.limits.wal_bytes_max)
-            admin = AdminServer(make_whole_app(self, policy), admin_sock, settings.limits)
+            admin = AdminServer(make_whole_app(self._admin(), policy), admin_sock, settings.limits)
             try:
                 self._engines.use(settings.backend, settings.limits.stop_s)
                 if self._wait_for_engine:
@@ -125,6 +126,9 @@ class Supervisor:
                 for sock in self._sockets:
                     sock.close()
                 self._log.close()
+
+    def _admin(self) -> WholeAdmin:
+        return StoreWorkersAdmin(self) if self._at_start.shared_state else WholeAdmin(self)
 
     # Workers
 
@@ -177,14 +181,14 @@ class Supervisor:
         if replaces:
             self.by_slot[slot] = worker
         settings = with_fixed(self._at_start, self.configuration.settings)
-        worker.channel.send("configuration", packed=self._packed(replace(self.configuration, settings=settings)))
+        worker.channel.send("configuration", packed=self._packed(replace(self.configuration, settings=settings)), slot=slot)
         if self.draining:
             worker.channel.send("drain")
         self._tasks.start(self._follow(worker))
         return worker
 
     def _packed(self, configuration: Configuration) -> str:
-        return packed(for_worker(configuration, self._port, self._folder))
+        return packed(for_worker(configuration, self._port, self._folder, self.count))
 
     async def _follow(self, worker: WorkerProcess) -> None:
         """Handle all that a worker says, until its end."""
@@ -225,6 +229,9 @@ class Supervisor:
             self._tasks.start(self._became_ready(worker))
         elif kind == "failed":
             worker.failure = message["error"]
+        elif kind == "beat":
+            worker.gateway, worker.reaches_store = message["gateway"], message["reaches_store"]
+            self._hub.note_calls(worker.name, CallsReport([], [], message["live"], {}, {}))
         elif kind == "tell" and message["text"] not in self._shown:
             self._shown.add(message["text"])
             write_stderr(f"hangup: {message['text']}")
