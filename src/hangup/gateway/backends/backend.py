@@ -28,6 +28,7 @@ _NOT_FORWARDED: Final = HOP_BY_HOP | {
     b"x-stainless-read-timeout",
 }
 _WITH_BODY: Final = frozenset(["POST", "PUT", "PATCH", "DELETE"])
+_MODELS_REST_MAX: Final = 8.0  # times `models_interval_s`
 _KEYS: Final = frozenset([b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
 
 _PROTOCOLS: Final = b"sec-websocket-protocol"
@@ -54,6 +55,7 @@ class Backend:
         "load",
         "model_rows",
         "models_asked_at",
+        "models_rest",
         "name",
         "passes_client_key",
         "pinned",
@@ -101,6 +103,7 @@ class Backend:
         self.passes_client_key = True  # if the backend has no key of its own
         self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not queried yet
         self.models_asked_at: float | None = None
+        self.models_rest = 1.0  # how many times the usual pause the next one is
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
         adapter = (provider_of(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
@@ -177,8 +180,10 @@ class Backend:
         """Store the answer to a request for its models. If the backend failed to answer, the previous list stays."""
         if answer.status == 0 or answer.status >= 500:
             return
-        self.models_asked_at = now
-        self.model_rows = self.adapter.read_models(answer)
+        rows = self.adapter.read_models(answer)
+        same = self.models_asked_at is not None and _model_names(rows) == _model_names(self.model_rows)
+        self.models_rest = min(2 * self.models_rest, _MODELS_REST_MAX) if same else 1.0
+        self.models_asked_at, self.model_rows = now, rows
 
     def offer(self) -> Offer:
         """Return what clients can request from the backend, as far as is known."""
@@ -280,6 +285,11 @@ class Backend:
 
     def _target(self, path: str) -> bytes:
         return (self._prefix + path).encode("ascii")
+
+
+def _model_names(rows: list[dict[str, Any]] | None) -> list[object] | None:
+    """Return the names of models alone: some engines list other times and numbers with them in each answer."""
+    return [row.get("id") for row in rows] if rows is not None else None
 
 
 @lru_cache(256)

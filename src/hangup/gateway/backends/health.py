@@ -99,7 +99,7 @@ async def learn(backend: Backend, timeout_s: float) -> None:
 async def ask_models(backend: Backend, *, at_once: bool = False) -> None:
     """Request the list of models, unless it is recent, or the configuration makes it irrelevant."""
     asked_at, now = backend.models_asked_at, asyncio.get_running_loop().time()
-    rest_s = 0.0 if at_once else max(backend.adapter.models_rest_s, backend.limits.models_interval_s)
+    rest_s = 0.0 if at_once else max(backend.adapter.models_rest_s, backend.limits.models_interval_s * backend.models_rest)
     if backend.settings.models == ("*",) or (asked_at is not None and now - asked_at < rest_s):
         return
     timeout_s, headers = backend.limits.health_timeout_s, backend.adapter.models_headers
