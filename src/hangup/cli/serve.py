@@ -112,7 +112,7 @@ async def _serve_with_workers(config: Configuration, load: Callable[[], Configur
     from hangup.gateway.workers.supervisor import Supervisor  # noqa: PLC0415 (a process alone does not need it)
 
     if config.settings.shared_state:
-        check_for_sharing(config.settings)
+        check_for_sharing(config.settings.backend)
     engines, embedded = _engines(config), ""
     with contextlib.ExitStack() as stack:
         if not config.settings.backend:

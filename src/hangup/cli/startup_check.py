@@ -225,7 +225,7 @@ def _servers(settings: Settings) -> Iterator[Problem]:
         if is_postgresql(url := getattr(settings, name)) and _installed("psycopg"):
             yield from _refused(name, PostgresConnection(url, name, ()).check_address)
     if settings.shared_state:
-        yield from _refused("shared_state", lambda: check_for_sharing(settings))
+        yield from _refused("shared_state", lambda: check_for_sharing(settings.backend))
         if _installed("redis"):
             yield from _refused("shared_state", lambda: Store(settings.shared_state, settings.shared_state_name, 1.0))
 

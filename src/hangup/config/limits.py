@@ -269,8 +269,8 @@ class HealthLimits:
     health_timeout_s: float = limit(2.0, "Timeout for one health check.", least=0.05)
     models_interval_s: float = limit(
         5.0,
-        "Pause between two polls of a backend's models; doubled while they stay the same, up to eight times as long. Hosted APIs "
-        "are polled every five minutes. A call for a model that is unknown, or that an engine refuses, has them polled at once.",
+        "Pause between two polls of a backend's models; doubled while they stay the same, up to eight times as long. Hosted "
+        "APIs are polled every five minutes. A call for a model that is unknown or refused has them polled at once.",
         least=0.1,
     )
     figures_poll_s: float = limit(

@@ -1,5 +1,5 @@
-"""Keeps the loops of many backends, which begin together, from waking in the same turn of the event loop, and from waking it one
-by one: a turn for each of a thousand backends costs more than what they do."""
+"""Keeps the loops of many backends, which begin together, from waking in the same turn of the event loop, and from waking it
+one by one: a turn for each of a thousand backends costs more than what they do."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SharingServer(Server):
     def _connect_to_store(self, peer_ports: Sequence[int]) -> None:
         """Others can ask at the first of these ports that is free whether this gateway lives."""
         settings = self.configuration.settings
-        check_for_sharing(settings)
+        check_for_sharing(settings.backend)
         password = self._store_password if settings.shared_state_password else None
         self._store_link = StoreLink(settings, settings.limits, peer_ports, password)
 
@@ -59,7 +59,7 @@ class SharingServer(Server):
         return Gateway(settings, loop, self._log, self._dials, store, tracer, shares_slots=True, peers=self._store_link.peers)
 
     async def _with_found_backends(self, settings: Settings) -> Settings:
-        check_for_sharing(settings)
+        check_for_sharing(settings.backend)
         return await super()._with_found_backends(settings)
 
     async def _start_listening(self, sock: socket.socket) -> Listener:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from hangup.core.admission import Trust
 from hangup.core.reaper import (
     EngineStatus,
     Ladder,
@@ -117,6 +118,14 @@ class EngineTrouble:
 
     def full_of_orphans(self) -> bool:
         return 0 < self._backend.load.slots <= self._pending.orphans
+
+    @property
+    def may_be_seen(self) -> bool:
+        """False if a look would show nothing: nobody has a call there, and the engine does not tell what it runs."""
+        backend, shared = self._backend, self._shared
+        is_silent = not backend.reports_status and shared.peers is None
+        is_idle = not backend.load.in_flight and backend.load.health.trust is Trust.TRUSTED and not shared.live_calls
+        return not (is_silent and is_idle)
 
     async def still_s(self, status: EngineStatus | None, now: float) -> float:
         """Return for how long the engine has sent nothing to any live call; look at calls only if its status is frozen, or None

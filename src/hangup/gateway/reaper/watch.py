@@ -7,6 +7,7 @@ a stuck engine. It never has more than one query in flight.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -15,17 +16,7 @@ from typing import Any
 
 from hangup.core.admission import HealthEvent, Trust
 from hangup.core.members import EndedCall, StopFinding
-from hangup.core.reaper import (
-    EngineStatus,
-    GivenStops,
-    Ladder,
-    LadderStep,
-    Orphans,
-    PendingStop,
-    PendingStops,
-    Rung,
-    StopState,
-)
+from hangup.core.reaper import EngineStatus, GivenStops, Ladder, LadderStep, Orphans, PendingStop, PendingStops, Rung, StopState
 from hangup.errors import EngineFault, EngineSilent, OutOfResources
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.adapters import EngineAdapter, Seen
@@ -236,24 +227,14 @@ class BackendWatch:
         idle = not self._resumed and not self.pending_stops.held and self.ladder.rung is Rung.HEALTHY
         if idle and not self.backend.slots.in_doubt and not (self._reports_status and self._shared.overlaps):
             self._wake.clear()
-            while True:
-                try:
+            while not self._wake.is_set():
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(spread(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s))):
                         await self._wake.wait()
-                    break
-                except TimeoutError:
-                    if self._may_have_work:
-                        return
+                if not self._wake.is_set() and (self._reports_status or self._trouble.may_be_seen):
+                    return
             await asyncio.sleep(self._first_look_s())
         await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
-
-    @property
-    def _may_have_work(self) -> bool:
-        """False if there is nothing to see: nobody has a call there, and the engine does not tell what it runs."""
-        backend, shared = self.backend, self._shared
-        is_silent = not self._reports_status and not backend.reports_status and shared.peers is None
-        is_idle = not backend.load.in_flight and backend.load.health.trust is Trust.TRUSTED and not shared.live_calls
-        return not (is_silent and is_idle)
 
     def _first_look_s(self) -> float:
         patient = self.backend.adapter.disturbed and any(stop.silent for stop in self.pending_stops.held)

@@ -51,7 +51,7 @@ def check_as_worker(settings: Settings) -> None:
         configured_exporter(settings, os.environ, settings.limits.trace_send_s)
     RequestPolicy(settings, provider=False)
     if settings.shared_state:
-        check_for_sharing(settings)
+        check_for_sharing(settings.backend)
 
 
 def undrained(drained: Iterable[str], old: Settings, new: Settings) -> set[str]:
