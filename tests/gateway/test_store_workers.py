@@ -4,6 +4,7 @@ answers for all of them."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from gateway.test_hosts import Load, close, engine_and_store, events, never_too_many, read_on, running, seen, streams
+from gateway.test_hosts import LONG, Load, close, engine_and_store, events, never_too_many, read_on, running, seen, streams
 from gateway.test_hosts_admin import hangup
 from gateway.test_workers import admin, workers_of
 from hangup.gateway.workers.settings import peer_ports
 from support.processes import Gateway, StandIn, get_json
+from support.raw import Client
 from support.redis_server import RedisServer, free_port, require_redis
 from support.waiting import wait_until
 
@@ -167,3 +169,30 @@ def test_a_worker_that_hangs_is_named_and_the_others_answer() -> None:
         os.kill(victim, signal.SIGCONT)
         wait_until(lambda: len(shown(first)) == len(shown(second)) == 8, what="its calls to be shown again")
         close(*began)
+
+
+def test_a_quota_is_one_for_the_workers_of_all_hosts_also_after_a_reload() -> None:
+    key = "k" * 20
+    tenant = f'[[tenant]]\nname = "a"\nkey_sha256 = ["{hashlib.sha256(key.encode()).hexdigest()}"]\nconcurrency_max = '
+    with engine_and_store() as (engine, store), contextlib.ExitStack() as stack:
+        config = f'shared_state = "{store.url}"\nworkers = 2\n[[backend]]\nurl = "{engine.url}"\nslots = 32\n{tenant}'
+        hosts = [stack.enter_context(Gateway(config=f"{config}4\n")) for _ in range(2)]
+        all_known(hosts, 4)
+
+        def answers(count: int) -> list[int]:
+            clients = [Client(hosts[n % 2].address) for n in range(count)]
+            for client in clients:
+                client.chat({"Authorization": f"Bearer {key}"}, stream=True, max_tokens=LONG)
+            found = sorted(client.read_head()[0] for client in clients)
+            close(*clients)
+            engine.wait_idle()
+            return found
+
+        assert answers(12) == [200] * 4 + [429] * 8
+        for host in hosts:
+            assert host.config_path is not None
+            host.config_path.write_text(f"{config}6\n")
+            host.signal(signal.SIGHUP)
+            seen(host, "config_reloaded", WORKERS)
+        wait_until(lambda: answers(12) == [200] * 6 + [429] * 6, what="the new quota")
+        assert engine.stats()["running_peak"] == 6
