@@ -130,12 +130,20 @@ class Connection(asyncio.Protocol):
             self.transport.write(chunk(LAST) + chunk(DONE) + b"0\r\n\r\n")
 
 
-async def main(port: int, rate: float) -> None:
+def loopback_address(number: int) -> str:
+    """Return an address of this host, 127.0.0.1 first: to a gateway, each is another engine."""
+    return f"127.0.{number // 250}.{number % 250 + 1}"
+
+
+async def main(port: int, rate: float, addresses: int) -> None:
     state = State()
     loop = asyncio.get_running_loop()
     # Several processes may share the port: one must not be what bounds a gateway of several workers.
-    server = await loop.create_server(lambda: Connection(state), "127.0.0.1", port, backlog=8192, reuse_port=True)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    for number in range(addresses):
+        host = loopback_address(number)
+        server = await loop.create_server(lambda: Connection(state), host, port, backlog=8192, reuse_port=True)
+        port = server.sockets[0].getsockname()[1]
+    print(port, flush=True)
     due, turn = loop.time(), 0
     while True:
         due += 1 / rate / TICKS
@@ -151,5 +159,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("port", type=int)
     parser.add_argument("--rate", type=float, default=50.0)
+    parser.add_argument("--addresses", type=int, default=1)
     arguments = parser.parse_args()
-    uvloop.run(main(arguments.port, arguments.rate))
+    uvloop.run(main(arguments.port, arguments.rate, arguments.addresses))

@@ -1,8 +1,9 @@
-"""How calls per second and CPU per call change with the number of backends, tenants and models, on real sockets.
+"""How calls per second and CPU per call change with the number of backends, tenants and models, on real sockets; for
+backends, beside nginx.
 
 `growth` counts our own code alone; this is what a deployment sees. All gateways of a case run side by side and are measured in
 turn, with 64 clients that draw tenant and model anew for each request. The backends of a gateway are one engine under as many
-addresses, without health checks, whose own cost `growth` states.
+addresses of this host, without health checks, whose own cost `growth` states.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import contextlib
 import json
 import random
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import load, suites, targets
-from bench.growth import CASES, LEARNING, Size
+from bench.engine import loopback_address
+from bench.growth import CASES, LEARNING, SIZES, Size
 from bench.suites import Cost
 from bench.targets import Target
 
@@ -42,17 +45,24 @@ class Drawer(load.Requester):
 async def run(rounds: int = 6) -> dict[str, Any]:
     """Print and return, per case and size, calls per second and the CPU time of a call."""
     rows = {}
-    with targets.engine() as engine:
+    with targets.engine(addresses=max(SIZES)) as engine:
         for name, sizes in CASES.items():
             if name != LEARNING:
-                rows[name] = await _grow(name, sizes, engine, rounds)
+                rows[name] = await _grow(name, sizes, engine, rounds, _gateway)
+        rows["nginx"] = await _grow("nginx: backends", CASES["backends"], engine, rounds, _nginx)
     return rows
 
 
-async def _grow(name: str, sizes: list[Size], engine: Target, rounds: int) -> dict[str, Any]:
+def _nginx(size: Size, engine: Target) -> Any:
+    return targets.nginx(engine.port, size.backends)
+
+
+async def _grow(
+    name: str, sizes: list[Size], engine: Target, rounds: int, start: Callable[[Size, Target], Any]
+) -> dict[str, Any]:
     costs = [Cost(str(size)) for size in sizes]
     with contextlib.ExitStack() as stack:
-        made = [(stack.enter_context(_gateway(size, engine)), size.requests()) for size in sizes]
+        made = [(stack.enter_context(start(size, engine)), size.requests()) for size in sizes]
         for target, requests in made:
             await _window(target, requests, Cost("warm up"), 3.0)
         for _ in range(rounds):
@@ -70,7 +80,7 @@ def _gateway(size: Size, engine: Target) -> Any:
     lines = []
     for at, backend in enumerate(settings.backend):
         models = f"models = {json.dumps(list(backend.models))}" if backend.models else ""
-        url = f"http://127.0.0.1:{engine.port}/engine-{at}"  # the engine takes any path
+        url = f"http://{loopback_address(at)}:{engine.port}"
         lines.append(f'[[backend]]\nname = "{backend.name}"\nurl = "{url}"\nhealth_path = ""\n{models}')
     lines += [f'[[tenant]]\nname = "{each.name}"\nkey_sha256 = {json.dumps(list(each.key_sha256))}' for each in settings.tenant]
     with tempfile.TemporaryDirectory() as folder:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.engine import loopback_address
 from bench.environments import program
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,13 +90,13 @@ def started(arguments: list[str], **options: object) -> Iterator[subprocess.Pope
 
 
 @contextlib.contextmanager
-def engine(rate: float = 50.0, processes: int = 1) -> Iterator[Target]:
-    """Start the paced engine, as one process or as several on one port."""
+def engine(rate: float = 50.0, processes: int = 1, addresses: int = 1) -> Iterator[Target]:
+    """Start the paced engine, as one process or as several on one port, at one or more addresses of this host."""
     port = 0
     with contextlib.ExitStack() as stack:
         running = []
         for _ in range(processes):
-            arguments = [sys.executable, "-m", "bench.engine", str(port), "--rate", str(rate)]
+            arguments = [sys.executable, "-m", "bench.engine", str(port), "--rate", str(rate), "--addresses", str(addresses)]
             running.append(stack.enter_context(started(arguments, stdout=subprocess.PIPE)))
             assert running[-1].stdout is not None
             port = int(running[-1].stdout.readline())
@@ -156,9 +157,10 @@ def pair(*flags: str, **behaviour: Any) -> Iterator[Pair]:
 
 
 @contextlib.contextmanager
-def nginx(upstream: int) -> Iterator[Target]:
+def nginx(upstream: int, addresses: int = 1) -> Iterator[Target]:
     program("nginx", "nginx-light")
     port = free_port()
+    servers = "".join(f"server {loopback_address(number)}:{upstream};" for number in range(addresses))
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "nginx.conf"
         config.write_text(f"""
@@ -169,7 +171,7 @@ def nginx(upstream: int) -> Iterator[Target]:
               access_log {folder}/access.log;
               client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
               uwsgi_temp_path {folder}; scgi_temp_path {folder};
-              upstream engine {{ server 127.0.0.1:{upstream}; keepalive 512; }}
+              upstream engine {{ {servers} keepalive {512 + 2 * addresses}; keepalive_requests 10000000; }}
               server {{
                 listen 127.0.0.1:{port} backlog=4096;
                 keepalive_requests 10000000;
