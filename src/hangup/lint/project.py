@@ -58,6 +58,9 @@ class Runs:
     needs: Needs = ALWAYS  # parameters that must be given, or it runs none
     sure: bool = True  # nothing but this call can be meant: no other class has the method, and no branch decides
     returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
+    passed: bool = True  # each function on the way passes on what is generated
+    steps: int = 0  # how many functions are on the way
+    branches: int = 0  # how many branches
 
 
 class Project:
@@ -265,6 +268,7 @@ class Project:
         self.by_call[(*key, index)] = runs
         if call.into in SPAWNING or self._is_rare(key, function, index):
             return
+        runs = replace(runs, passed=not call.lost, branches=call.branches)
         consumes = self._consumes(function, call)
         if streams and consumes and not function.yields:
             self.collected.add((*key, index))
@@ -348,12 +352,18 @@ class Project:
             may_stream=runs.may_stream and call.stream == UNKNOWN,
             needs=needs,
             sure=runs.sure and self.names.is_certain(*caller, call.ref),
+            steps=runs.steps + 1,
             returned=runs.returned and call.use == "return" and not function.is_async,
         )
         known = self.by_call.get((*caller, index))
         if known is None or _rank(here) > _rank(known):
             self.by_call[(*caller, index)] = here
-        here = replace(here, sure=here.sure and not call.maybe)  # for who calls this function in turn
+        here = replace(  # for who calls this function in turn
+            here,
+            sure=here.sure and not call.maybe,
+            passed=here.passed and not call.lost,
+            branches=here.branches + call.branches,
+        )
         if call.into in SPAWNING or self._is_rare(caller, function, index):
             return
         if function.yields or (lazy and not self._consumes(function, call)):
@@ -390,10 +400,17 @@ class Project:
     def _mark_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, runs: Runs, fresh: deque[Key]) -> None:
         if (*key, index) in self.by_spawn:
             return
-        runs = replace(runs, needs=ALWAYS, own_loop=False, sure=runs.sure and self.names.is_certain(*key, spawn.target))
+        runs = replace(
+            runs,
+            needs=ALWAYS,
+            own_loop=False,
+            steps=runs.steps + 1,
+            sure=runs.sure and self.names.is_certain(*key, spawn.target),
+        )
         self.by_spawn[(*key, index)] = runs
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
-            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
+            passed = runs.passed and not spawn.lost
+            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False, passed=passed), fresh)
 
 
 # A function with such a name sends requests, but not for a generation.
