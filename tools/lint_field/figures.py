@@ -26,6 +26,7 @@ PARTS = (
     "twelfth",
     "thirteenth",
     "fourteenth",
+    "fifteenth",
 )  # in the order of time
 
 
