@@ -205,3 +205,34 @@ def test_a_baseline_lists_what_is_reported(folder: Path, capsys: pytest.CaptureF
     assert json.loads(known.read_text())["findings"] == []
     lint(capsys, folder, "--certainty", "likely", "--write-baseline", known)
     assert lint(capsys, folder, "--certainty", "likely", "--baseline", known)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "path", ["backups/2026-01-23/app.py", "server/legacy/app.py", "main_original.py", "app.bak.py", "old/app.py"]
+)
+def test_findings_in_old_copies_are_only_likely(path: str) -> None:
+    source = dedent(HEAD) + dedent(handler("/chat", "chat", "await work(text)"))
+    assert [f.certainty for f in lint_source(source, path)] == ["likely"]
+
+
+@pytest.mark.parametrize("path", ["app.py", "routers/legacy_routes.py", "folder/app.py", "threshold.py", "copywriter/app.py"])
+def test_other_files_are_no_old_copies(path: str) -> None:
+    source = dedent(HEAD) + dedent(handler("/chat", "chat", "await work(text)"))
+    assert [f.certainty for f in lint_source(source, path)] == ["certain"]
+
+
+def test_a_tool_that_is_a_function_of_the_project_is_no_model() -> None:
+    source = """
+    from langchain_core.tools import tool
+
+    @tool
+    async def reset_products() -> dict:
+        return {"count": 3}
+
+    @app.post("/products/reset")
+    async def reset(text: str):
+        made = await reset_products.ainvoke({})
+        return made
+    """
+    assert levels(source) == []
+    assert levels(source.replace("reset_products.ainvoke", "agent.ainvoke")) == ["HU004 certain"]

@@ -11,13 +11,15 @@ from __future__ import annotations
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import says_answer, says_generation
+from hangup.lint.purposes import is_old_copy, says_answer, says_generation
 
 STEPS_MAX = 2  # with branches on the way
 
 
-def says_so(handler: FunctionFacts, reference: str) -> bool:
-    """Return whether a name says that a handler, or what is called for it, answers with generated text."""
+def says_so(path: str, handler: FunctionFacts, reference: str) -> bool:
+    """Return whether a name says that a handler in a file, or what is called for it, answers with generated text."""
+    if is_old_copy(path):
+        return False
     return says_answer(handler.path) or says_answer(handler.name) or says_generation(reference)
 
 
@@ -27,7 +29,11 @@ def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs
     if found is None:
         return False
     handler, way = found
-    if not runs.passed or any(step.lost for step in (call, *way)) or not says_so(project.function(handler), call.ref):
+    if (
+        not runs.passed
+        or any(step.lost for step in (call, *way))
+        or not says_so(handler[0], project.function(handler), call.ref)
+    ):
         return False
     branches = runs.branches + sum(step.branches for step in (call, *way))
     return branches == 0 or runs.steps + len(way) <= STEPS_MAX

@@ -202,7 +202,7 @@ class Project:
         for number, function in enumerate(self.files[path].functions):
             key = (path, number)
             for index, call in enumerate(function.calls):
-                if call.direct or self._judge_by_maker(key, call):
+                if (call.direct and not self._calls_tool(key, call)) or self._judge_by_maker(key, call):
                     if self.graphs.may_be_graph(key, call.ref):
                         self._graphs.append((key, index, False))
                     else:
@@ -213,6 +213,14 @@ class Project:
                         self._graphs.append((key, index, True))
                     else:
                         self._mark_direct_spawn(key, function, index, spawn, fresh)
+
+    def _calls_tool(self, key: Key, call: CallFacts) -> bool:
+        """Return whether the receiver of `invoke` is a function of the project, of which LangChain made a tool."""
+        receiver, _, verb = call.ref.rpartition(".")
+        if verb not in {"invoke", "ainvoke"} or not receiver.isidentifier():
+            return False
+        value = self.names.find(*key, receiver)
+        return value is not None and value.kind == "function"
 
     def _mark_graphs(self, fresh: deque[Key]) -> bool:
         """Mark the calls of graphs that run a model, once all else is known; return whether there were any."""

@@ -53,6 +53,8 @@ _GENERATES = re.compile(
     r"|(?<!para)graph(?!ql)|crew|translat|explain|analy[sz]e|suggest|recommend|review|rewrit|infer|predict|(?-i:(?<![A-Za-z])(rag|RAG|Rag|bot|Bot)(?![a-z]))|(rag|bot)(_|\.|\(|$)",
     re.I,
 )
+# A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
+_OLD_COPY = re.compile(r"(^|[/_.-])(back_?ups?|bak|old|archived?|deprecated|original|copy)(\d|[/_.-]|$)|(^|/)legacy/", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -85,3 +87,8 @@ def says_answer(name: str) -> bool:
 def says_generation(reference: str) -> bool:
     """Return whether what is called generates text by its name, or by that of its receiver."""
     return _GENERATES.search(reference) is not None
+
+
+def is_old_copy(path: str) -> bool:
+    """Return whether a file is an old copy of another by its path: backups/2024/app.py, main_original.py."""
+    return _OLD_COPY.search(path.removesuffix(".py")) is not None

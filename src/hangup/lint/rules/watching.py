@@ -94,7 +94,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
         place, name, runs = found
         hint = _BLIND_HINT if framework in BLIND else "" if function.is_async else _THREAD_HINT
         message = f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}"
-        yield Hit(key[0], place, message, hint, certain=runs.passed and says_so(function, name))
+        yield Hit(key[0], place, message, hint, certain=runs.passed and says_so(key[0], function, name))
 
 
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
