@@ -25,6 +25,8 @@ PARTS = (
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
+    "fifteenth",
 )  # in the order of time
 
 
@@ -32,23 +34,31 @@ def load(name: str) -> Any:
     return json.loads((HERE / name).read_text())
 
 
-def precision(part: str) -> dict[str, tuple[int, int, int]]:
-    """Return right, debatable and wrong findings of each rule in one part of the projects."""
-    counts = Counter((row["code"], row["verdict"]) for row in load("judged.json") if row["part"] == part)
+def has_levels(part: str) -> bool:
+    """Return whether the findings of a part have a certainty: before the fourteenth set, none had."""
+    return any("certainty" in row for row in load("judged.json") if row["part"] == part)
+
+
+def precision(part: str, *, certain: bool = False) -> dict[str, tuple[int, int, int]]:
+    """Return right, debatable and wrong findings of each rule in one part of the projects, or of those that are certain."""
+    rows = [row for row in load("judged.json") if row["part"] == part]
+    if certain:
+        rows = [row for row in rows if row.get("certainty", "certain") == "certain"]
+    counts = Counter((row["code"], row["verdict"]) for row in rows)
     codes = sorted({code for code, _ in counts})
     return {code: (counts[code, "right"], counts[code, "debatable"], counts[code, "wrong"]) for code in codes}
 
 
-def recall(part: str) -> tuple[int, int]:
-    """Return how many of the leaks that were found by reading the linter reports, and how many there are."""
+def recall(part: str, *, certain: bool = False) -> tuple[int, int]:
+    """Return how many of the leaks that were found by reading the linter reports, or as certain, and how many there are."""
     leaks = [leak for leak in load("leaks.json") if leak["part"] == part]
-    return sum(leak["found"] for leak in leaks), len(leaks)
+    return sum(leak.get("certain", leak["found"]) if certain else leak["found"] for leak in leaks), len(leaks)
 
 
-def table(part: str) -> str:
+def table(part: str, *, certain: bool = False) -> str:
     lines = ["| rule | findings | right | debatable | wrong | precision |", "| -- | -- | -- | -- | -- | -- |"]
     total = [0, 0, 0]
-    for code, row in precision(part).items():
+    for code, row in precision(part, certain=certain).items():
         lines.append(_line(code, row))
         total = [a + b for a, b in zip(total, row, strict=True)]
     return "\n".join([*lines, _line("all", (total[0], total[1], total[2]))])
@@ -60,5 +70,7 @@ def _line(name: str, row: tuple[int, int, int]) -> str:
 
 if __name__ == "__main__":
     for part in PARTS:
-        found, leaks = recall(part)
-        sys.stdout.write(f"{part}\n\n{table(part)}\n\nrecall: {found} of {leaks} ({found / leaks:.2f})\n")
+        for certain in (False, True) if has_levels(part) else (False,):
+            found, leaks = recall(part, certain=certain)
+            what = f"{part}, certain" if certain else part
+            sys.stdout.write(f"{what}\n\n{table(part, certain=certain)}\n\nrecall: {found} of {leaks} ({found / leaks:.2f})\n")

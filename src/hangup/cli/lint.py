@@ -20,6 +20,7 @@ _EXAMPLES = """\
 examples:
   hangup lint                                   the current folder
   hangup lint src --select HU001,HU002          only these rules
+  hangup lint src --certainty likely            also what is only likely
   hangup lint src --format sarif > lint.sarif   for code scanning
   hangup lint src --write-baseline known.json   accept what is there, then lint with --baseline known.json
   hangup lint - --stdin-filename app.py         the standard input, as an editor sends it
@@ -45,6 +46,7 @@ def add_parser(commands: Any) -> None:
     add("--ignore", metavar="RULES", help="skip these rules")
     add("--exclude", metavar="PATTERNS", help="leave out these files and folders, also if they are named")
     add("--include-tests", action="store_true", help="lint tests, examples, benchmarks and documentation, too")
+    add("--certainty", choices=["certain", "likely"], help="report what is at least this certain (default: certain)")
     add("--target-version", metavar="VERSION", help="the code's Python (py312; default: the one that runs the linter)")
     add("--fix", action="store_true", help="fix what can be fixed safely: HU009 and unused ignore comments")
     add("--baseline", metavar="FILE", type=Path, help="report only findings that this file does not list")
@@ -86,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> SettingsTree:
     """Return the settings of each folder, changed by the flags."""
+    from hangup.lint.finding import Certainty  # noqa: PLC0415
     from hangup.lint.settings import SettingsTree, read_settings, target_version  # noqa: PLC0415
 
     given: dict[str, Any] = {
@@ -93,6 +96,8 @@ def _settings(arguments: argparse.Namespace) -> SettingsTree:
         for flag in ("select", "extend_select", "ignore", "exclude")
         if (value := getattr(arguments, flag)) is not None
     }
+    if arguments.certainty is not None:
+        given["certainty"] = Certainty(arguments.certainty)
     target = target_version(arguments.target_version) if arguments.target_version else None
 
     def change(settings: LintSettings) -> LintSettings:
@@ -152,6 +157,8 @@ def _summarize(report: Report, findings: list[Finding], fixed: int) -> None:
     say = f"{_count(len(findings), 'finding')} in {files}" if findings else f"no findings in {files}"
     if fixed:
         say += f", {fixed} fixed"
+    if report.likely:
+        say += f"; {report.likely} likely with --certainty likely"
     print(f"hangup: {say}", file=sys.stderr)
     if report.too_new:
         running = ".".join(map(str, sys.version_info[:2]))

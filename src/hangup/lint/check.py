@@ -12,7 +12,7 @@ from hangup.lint import rules
 from hangup.lint.extract import extract
 from hangup.lint.facts import FileFacts, Place
 from hangup.lint.files import SourceFiles
-from hangup.lint.finding import Finding, Severity
+from hangup.lint.finding import Certainty, Finding, Severity
 from hangup.lint.project import Project
 from hangup.lint.rule import RULES
 from hangup.lint.source import Module
@@ -94,7 +94,9 @@ def lint_facts(
             if code not in chosen.get(hit.path, ()) or ignores[hit.path].covers(code, hit.place[0], hit.place[3]):
                 continue
             line, column, last, _ = hit.place
-            finding = Finding(hit.path, line, column, code, rule.name, hit.message, rule.severity, hit.hint or rule.hint, last)
+            certainty = Certainty.CERTAIN if hit.certain else Certainty.LIKELY
+            hint = hit.hint or rule.hint
+            finding = Finding(hit.path, line, column, code, rule.name, hit.message, rule.severity, hint, last, certainty)
             found.setdefault((hit.path, line, column, code), finding)
     unused = [f for path, codes in chosen.items() if UNUSED in codes for f in _unused(path, ignores[path], codes)]
     return sorted([*found.values(), *unused])

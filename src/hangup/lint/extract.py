@@ -12,6 +12,7 @@ from hangup.lint.broken import made_at_import, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.guards import Guards, defaults, flags
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
+from hangup.lint.passing import lost_calls
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
 from hangup.lint.text import annotation, places, reference
@@ -71,6 +72,7 @@ class _Extract:
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
         self.guards = Guards(module, module.top)
         self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
+        self.lost: set[int] | None = None  # ids of calls in it whose results it passes on to nobody, once asked for
 
     def run(self) -> FileFacts:
         module, facts = self.module, self.facts
@@ -122,6 +124,7 @@ class _Extract:
             name for name, given in made.parameters.items() if given.rpartition(".")[2] in {"Request", "WebSocket"}
         }
         self.unanswered = self.outside_answer(made, scope)
+        self.lost = None
         made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
@@ -186,7 +189,10 @@ class _Extract:
         made.receives |= last.startswith(("receive", "iter_"))
         if last in {"AppRunner", "run_app"} and _is_true(site.keyword("handler_cancellation")):
             self.facts.cancels_handlers = True
+        spawned = len(made.spawns)
         spawns.spawn(module, site, last, made)
+        for spawn in made.spawns[spawned:]:
+            spawn.lost = self.loses(site)
         if last in REGISTERING:
             given, framework = registration(module, site, self.framework)
             if given is not None and (ref := reference(given)):
@@ -202,6 +208,7 @@ class _Extract:
         use, into = self.use(site)
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
         call.unanswered = id(site.node) in self.unanswered
+        call.lost = self.loses(site)
         self.guards.note(call, site)
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])
@@ -216,6 +223,11 @@ class _Extract:
             if (use == "with" and call.blocking != 1) or vocabulary.is_poll(site, verb):
                 call.use = "await"  # the function waits until the engine has finished
         made.calls.append(call)
+
+    def loses(self, site: Site) -> bool:
+        if self.lost is None:
+            self.lost = lost_calls(site.function, walrus=self.walrus)
+        return id(site.node) in self.lost
 
     def use(self, site: Site) -> tuple[str, str]:
         if site.awaited:

@@ -40,6 +40,7 @@ class CallFacts:
         default_factory=list
     )  # arguments: `0` for a false constant, a name, a setting after `?`, or `*`; `name=` before it
     unanswered: bool = False  # a handler's call whose result has no part in what the handler returns
+    lost: bool = False  # its result leaves the function in no way that names show
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class Spawn:
     direct: str = ""  # the target is inference by itself
     stoppable: bool = False  # something in its arguments can stop it
     verb: str = ""  # as it is written
+    lost: bool = False  # as of a call
 
 
 @dataclass(slots=True)

@@ -11,6 +11,11 @@ class Severity(StrEnum):
     WARNING = "warning"  # nothing bounds the work, or nothing would notice
 
 
+class Certainty(StrEnum):
+    CERTAIN = "certain"  # there is positive evidence: see `evidence`
+    LIKELY = "likely"  # nothing speaks against it
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
     path: str
@@ -22,3 +27,4 @@ class Finding:
     severity: Severity
     hint: str
     end_line: int
+    certainty: Certainty = Certainty.CERTAIN

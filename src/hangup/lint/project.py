@@ -58,6 +58,9 @@ class Runs:
     needs: Needs = ALWAYS  # parameters that must be given, or it runs none
     sure: bool = True  # nothing but this call can be meant: no other class has the method, and no branch decides
     returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
+    passed: bool = True  # each function on the way passes on what is generated
+    steps: int = 0  # how many functions are on the way
+    branches: int = 0  # how many branches
 
 
 class Project:
@@ -199,7 +202,7 @@ class Project:
         for number, function in enumerate(self.files[path].functions):
             key = (path, number)
             for index, call in enumerate(function.calls):
-                if call.direct or self._judge_by_maker(key, call):
+                if (call.direct and not self._calls_tool(key, call)) or self._judge_by_maker(key, call):
                     if self.graphs.may_be_graph(key, call.ref):
                         self._graphs.append((key, index, False))
                     else:
@@ -210,6 +213,14 @@ class Project:
                         self._graphs.append((key, index, True))
                     else:
                         self._mark_direct_spawn(key, function, index, spawn, fresh)
+
+    def _calls_tool(self, key: Key, call: CallFacts) -> bool:
+        """Return whether the receiver of `invoke` is a function of the project, of which LangChain made a tool."""
+        receiver, _, verb = call.ref.rpartition(".")
+        if verb not in {"invoke", "ainvoke"} or not receiver.isidentifier():
+            return False
+        value = self.names.find(*key, receiver)
+        return value is not None and value.kind == "function"
 
     def _mark_graphs(self, fresh: deque[Key]) -> bool:
         """Mark the calls of graphs that run a model, once all else is known; return whether there were any."""
@@ -265,6 +276,7 @@ class Project:
         self.by_call[(*key, index)] = runs
         if call.into in SPAWNING or self._is_rare(key, function, index):
             return
+        runs = replace(runs, passed=not call.lost, branches=call.branches)
         consumes = self._consumes(function, call)
         if streams and consumes and not function.yields:
             self.collected.add((*key, index))
@@ -348,12 +360,18 @@ class Project:
             may_stream=runs.may_stream and call.stream == UNKNOWN,
             needs=needs,
             sure=runs.sure and self.names.is_certain(*caller, call.ref),
+            steps=runs.steps + 1,
             returned=runs.returned and call.use == "return" and not function.is_async,
         )
         known = self.by_call.get((*caller, index))
         if known is None or _rank(here) > _rank(known):
             self.by_call[(*caller, index)] = here
-        here = replace(here, sure=here.sure and not call.maybe)  # for who calls this function in turn
+        here = replace(  # for who calls this function in turn
+            here,
+            sure=here.sure and not call.maybe,
+            passed=here.passed and not call.lost,
+            branches=here.branches + call.branches,
+        )
         if call.into in SPAWNING or self._is_rare(caller, function, index):
             return
         if function.yields or (lazy and not self._consumes(function, call)):
@@ -390,10 +408,17 @@ class Project:
     def _mark_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, runs: Runs, fresh: deque[Key]) -> None:
         if (*key, index) in self.by_spawn:
             return
-        runs = replace(runs, needs=ALWAYS, own_loop=False, sure=runs.sure and self.names.is_certain(*key, spawn.target))
+        runs = replace(
+            runs,
+            needs=ALWAYS,
+            own_loop=False,
+            steps=runs.steps + 1,
+            sure=runs.sure and self.names.is_certain(*key, spawn.target),
+        )
         self.by_spawn[(*key, index)] = runs
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
-            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
+            passed = runs.passed and not spawn.lost
+            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False, passed=passed), fresh)
 
 
 # A function with such a name sends requests, but not for a generation.

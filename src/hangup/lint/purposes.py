@@ -41,6 +41,20 @@ _LABELS = re.compile(
     r"|(intent|classifi\w+)\w*\.(recogni[sz]e|classify|detect|predict|identify)$",
     re.I,
 )
+# It answers with generated text: a route or a handler for a chat, a question or a summary.
+_ANSWERS = re.compile(
+    r"(^|[/_-])(chat\w*|ask\w*|answers?|query|question|completions?|generate\w*|messages?|reply|converse|conversation|talk|summari[sz]e\w*"
+    r"|summary|translat\w*|explain\w*|infer\w*|predict\w*|prompt\w*|llm|invoke|assist\w*)([/_-]|$)",
+    re.I,
+)
+# What is called is a model, or says that it generates.
+_GENERATES = re.compile(
+    r"llm|gpt|openai|gemini|claude|anthropic|ollama|chat|generat|complet|(^|[_.])ask|answer|agent|summar|invoke|prompt|assistant|chain"
+    r"|(?<!para)graph(?!ql)|crew|translat|explain|analy[sz]e|suggest|recommend|review|rewrit|infer|predict|(?-i:(?<![A-Za-z])(rag|RAG|Rag|bot|Bot)(?![a-z]))|(rag|bot)(_|\.|\(|$)",
+    re.I,
+)
+# A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
+_OLD_COPY = re.compile(r"(^|[/_.-])(back_?ups?|bak|old|archived?|deprecated|original|copy)(\d|[/_.-]|$)|(^|/)legacy/", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -63,3 +77,18 @@ def has_no_client(name: str) -> bool:
 def makes_media(path: str) -> bool:
     """Return whether a file is about speech, images, video or vectors, by its name and its folder's."""
     return _MEDIA.search("/".join(path.removesuffix(".py").split("/")[-2:])) is not None
+
+
+def says_answer(name: str) -> bool:
+    """Return whether a handler with this name, or a route with this path, answers with generated text."""
+    return _ANSWERS.search(name) is not None
+
+
+def says_generation(reference: str) -> bool:
+    """Return whether what is called generates text by its name, or by that of its receiver."""
+    return _GENERATES.search(reference) is not None
+
+
+def is_old_copy(path: str) -> bool:
+    """Return whether a file is an old copy of another by its path: backups/2024/app.py, main_original.py."""
+    return _OLD_COPY.search(path.removesuffix(".py")) is not None

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from hangup import __version__
 from hangup.lint.check import OTHERS
-from hangup.lint.finding import Finding
+from hangup.lint.finding import Certainty, Finding
 from hangup.lint.rule import RULES
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -22,7 +22,8 @@ _DOCS = "https://github.com/hangup-dev/hangup/blob/main/docs/lint.md"
 def as_text(findings: list[Finding]) -> str:
     lines = []
     for f in findings:
-        lines.append(f"{f.path}:{f.line}:{f.column}: {f.code} {f.message} [{f.name}]")
+        likely = ", likely" if f.certainty is Certainty.LIKELY else ""
+        lines.append(f"{f.path}:{f.line}:{f.column}: {f.code} {f.message} [{f.name}{likely}]")
         if f.hint:
             lines.append(f"  hint: {f.hint}")
     return "\n".join(lines)
@@ -37,6 +38,7 @@ def _row(f: Finding) -> dict[str, Any]:
         "code": f.code,
         "name": f.name,
         "severity": f.severity.value,
+        "certainty": f.certainty.value,
         "message": f.message,
         "hint": f.hint,
         "path": f.path,
@@ -48,10 +50,15 @@ def _row(f: Finding) -> dict[str, Any]:
 
 def as_github(findings: list[Finding]) -> str:
     return "\n".join(
-        f"::{f.severity.value} file={_property(f.path)},line={f.line},col={f.column},endLine={f.end_line},"
+        f"::{_level(f, 'notice')} file={_property(f.path)},line={f.line},col={f.column},endLine={f.end_line},"
         f"title={_property(f'{f.code} {f.name}')}::{_data(f'{f.message}; {f.hint}' if f.hint else f.message)}"
         for f in findings
     )
+
+
+def _level(f: Finding, likely: str) -> str:
+    """Return the finding's severity, or the format's word for less than a warning if it is only likely."""
+    return f.severity.value if f.certainty is Certainty.CERTAIN else likely
 
 
 def _data(text: str) -> str:
@@ -97,10 +104,11 @@ def _sarif_result(f: Finding) -> dict[str, Any]:
     region = {"startLine": f.line, "startColumn": f.column, "endLine": f.end_line}
     return {
         "ruleId": f.code,
-        "level": f.severity.value,
+        "level": _level(f, "note"),
         "message": {"text": f"{f.message}; {f.hint}" if f.hint else f.message},
         "locations": [{"physicalLocation": {"artifactLocation": file, "region": region}}],
         "partialFingerprints": {"hangup/v1": _fingerprint(f)},
+        "properties": {"certainty": f.certainty.value},
     }
 
 

@@ -17,6 +17,7 @@ class Hit:
     place: Place
     message: str
     hint: str = ""  # instead of the rule's own
+    certain: bool = True  # there is positive evidence for it: see `evidence`
 
 
 Check = Callable[[Project], Iterator[Hit]]

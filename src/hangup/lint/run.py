@@ -41,6 +41,7 @@ class Report:
     files: int
     parsed: int = 0  # the others name no inference and import nothing that does
     cached: int = 0
+    likely: int = 0  # findings that are not reported, because they are only likely
     too_new: list[str] = field(default_factory=list)  # files whose syntax is newer than the Python that runs the linter
 
 
@@ -78,9 +79,10 @@ def _lint(
     """Read what is worth it of `paths`, or was named, and judge what is wanted."""
     entries, cached = _scan_all(paths, target, cache, given)
     files = _files(entries, wanted, named, target, cache, given)
-    found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
+    all_found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
     cache.save()
-    report = Report(found, len(wanted), len(files.read), cached)
+    found = [f for f in all_found if tree.for_file(Path(f.path)).reports(f.certainty)]
+    report = Report(found, len(wanted), len(files.read), cached, len(all_found) - len(found))
     for path in sorted(wanted):
         error = entries[path].error
         if error is None or SYNTAX not in tree.for_file(Path(path)).codes_for(Path(path)):

@@ -96,6 +96,23 @@ class Served:
                     todo.append((caller, above))
         return bool(todo)
 
+    def way_from_handler(self, key: Key) -> tuple[Key, list[CallFacts]] | None:
+        """Return the nearest handler that leads to this function, and the calls on the way, if any does."""
+        seen: set[Key] = {key}
+        level: list[tuple[Key, list[CallFacts]]] = [(key, [])]
+        while level and len(seen) < STEPS_MAX:
+            for here, way in level:
+                if self._project.handler(here):
+                    return here, way
+            above: list[tuple[Key, list[CallFacts]]] = []
+            for here, way in level:
+                for caller, call in self._callers(here):
+                    if caller not in seen:
+                        seen.add(caller)
+                        above.append((caller, [call, *way] if call is not None else way))
+            level = above
+        return None
+
     def _callers(self, key: Key) -> Iterator[tuple[Key, CallFacts | None]]:
         """Yield who waits for a function, or sends what it makes, with the call if it is one: not who starts it in the
         background."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from hangup.errors import ConfigError
 from hangup.lint.check import DEFAULT, OTHERS, RUNNING
+from hangup.lint.finding import Certainty
 from hangup.lint.rule import RULES
 
 EXCLUDED = (
@@ -49,6 +50,7 @@ class LintSettings:
     exclude: tuple[str, ...] = ()
     per_file_ignores: dict[str, tuple[str, ...]] = field(default_factory=dict)
     include_tests: bool = False
+    certainty: Certainty = Certainty.CERTAIN  # the least that a finding must have to be reported
     target: tuple[int, int] = RUNNING
     baseline: Path | None = None
     root: Path = Path()
@@ -63,6 +65,9 @@ class LintSettings:
             if self._matches(path, pattern):
                 codes -= expand(ignored)
         return codes
+
+    def reports(self, certainty: Certainty) -> bool:
+        return certainty is Certainty.CERTAIN or self.certainty is Certainty.LIKELY
 
     def excludes(self, path: Path) -> bool:
         return any(self._matches(path, pattern) for pattern in self.exclude)
@@ -156,7 +161,7 @@ def _values(path: Path) -> dict[str, Any] | None:
 
 
 _LISTS = ("select", "extend-select", "ignore", "exclude")
-_OTHER = ("per-file-ignores", "include-tests", "target-version", "baseline")
+_OTHER = ("per-file-ignores", "include-tests", "certainty", "target-version", "baseline")
 
 
 def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
@@ -169,6 +174,8 @@ def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
         problems.append(f"{path}: [tool.hangup.lint] per-file-ignores must be a table of lists of strings")
     if not isinstance(values.get("include-tests", False), bool):
         problems.append(f"{path}: [tool.hangup.lint] include-tests must be true or false")
+    if values.get("certainty", Certainty.CERTAIN) not in set(Certainty):
+        problems.append(f'{path}: [tool.hangup.lint] certainty must be "certain" or "likely"')
     if not isinstance(values.get("baseline", ""), str):
         problems.append(f"{path}: [tool.hangup.lint] baseline must be the path of a file")
     if problems:
@@ -177,6 +184,7 @@ def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
         **{k.replace("-", "_"): tuple(values.get(k, ())) for k in _LISTS},
         per_file_ignores={k: tuple(v) for k, v in per_file.items()},
         include_tests=values.get("include-tests", False),
+        certainty=Certainty(values.get("certainty", Certainty.CERTAIN)),
         target=target_version(values["target-version"]) if "target-version" in values else RUNNING,
         baseline=path.parent / values["baseline"] if values.get("baseline") else None,
         root=path.parent,

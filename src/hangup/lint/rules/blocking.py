@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hangup.lint.evidence import is_reached_certainly
 from hangup.lint.finding import Severity
 from hangup.lint.project import Project
 from hangup.lint.purposes import is_no_answer
@@ -58,6 +59,5 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
             continue
         if (runs.streams and not call.direct) or not project.served.shares_loop((path, number), runs.needs):
             continue
-        yield Hit(
-            path, call.place, f"`{call.ref}` blocks the event loop until the engine has finished{chain(path, call.ref, runs)}"
-        )
+        message = f"`{call.ref}` blocks the event loop until the engine has finished{chain(path, call.ref, runs)}"
+        yield Hit(path, call.place, message, certain=is_reached_certainly(project, (path, number), call, runs))

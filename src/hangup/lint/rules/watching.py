@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
+from hangup.lint.evidence import says_so
 from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import has_no_client, is_no_answer, makes_media
+from hangup.lint.purposes import has_no_client, is_no_answer, makes_media, says_generation
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain
 
@@ -34,7 +36,7 @@ _PREPARES = re.compile(
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
 _ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
-_Evidence = tuple[bool, bool, int, bool]
+_Evidence = tuple[bool, bool, bool, bool, int, bool]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -91,14 +93,16 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
             continue
         place, name, runs = found
         hint = _BLIND_HINT if framework in BLIND else "" if function.is_async else _THREAD_HINT
-        yield Hit(key[0], place, f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}", hint)
+        message = f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}"
+        yield Hit(key[0], place, message, hint, certain=runs.passed and says_so(key[0], function, name))
 
 
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
     """Return the call of a handler that runs a whole generation: of several, the first of those that are most certain."""
     function = project.function(key)
     candidates: list[tuple[_Evidence, Place, str, Runs]] = []
-    quiet = () if framework in _ANSWER_BY_SENDING else {call.place for call in function.calls if call.unanswered}
+    sends = framework in _ANSWER_BY_SENDING
+    quiet = () if sends else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
         collected = (*key, index) in project.collected and framework not in _ANSWER_BY_SENDING and not function.sends_stream
@@ -122,7 +126,8 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             continue
         waits = call.use in {"await", "given"} or (collected and not runs.blocks)
         if waits if function.is_async else runs.blocks or collected:
-            candidates.append((_evidence(call, runs), call.place, call.ref, runs))
+            passed = runs.passed and (sends or not call.lost)
+            candidates.append((_evidence(call, runs, passed=passed), call.place, call.ref, replace(runs, passed=passed)))
     if candidates:
         return _best(candidates)
     for index, spawn in enumerate(function.spawns):
@@ -138,15 +143,16 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             and spawn.place not in quiet
             and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))
         ):
-            return spawn.place, spawn.target, found
+            return spawn.place, spawn.target, replace(found, passed=found.passed and (sends or not spawn.lost))
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
 
 
-def _evidence(call: CallFacts, runs: Runs) -> _Evidence:
+def _evidence(call: CallFacts, runs: Runs, *, passed: bool) -> _Evidence:
     """Return how certain it is that a call runs a generation whenever the handler is called: the larger, the more."""
-    return not runs.forwards, not runs.needs, -call.branches, not call.maybe
+    says = says_generation(call.ref)
+    return not runs.forwards, not runs.needs, passed and says, passed, -call.branches, not call.maybe
 
 
 def _best(candidates: list[tuple[_Evidence, Place, str, Runs]]) -> tuple[Place, str, Runs]:
@@ -212,7 +218,7 @@ def _by_route(project: Project, key: Key, quiet: Collection[Place]) -> tuple[Pla
         plain = bool(found) and not any(f.is_async for f in found)
         waits = call.use in {"await", "loop"} or (plain and call.use == "value" and _COMPUTES.search(verb) is not None)
         if waits if function.is_async else plain and call.use in {"value", "return"}:
-            return call.place, call.ref, Runs(call.ref, key[0], call.place[0])
+            return call.place, call.ref, Runs(call.ref, key[0], call.place[0], passed=not call.lost)
     return None
 
 

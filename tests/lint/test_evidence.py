@@ -1,0 +1,238 @@
+"""The certainty of findings: what is passed on to the client, what names say, and how the levels are chosen and shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from hangup.cli.main import main
+from hangup.lint import lint_source
+
+HEAD = """
+    from fastapi import FastAPI
+    from openai import AsyncOpenAI, OpenAI
+
+    app = FastAPI()
+    client = AsyncOpenAI()
+    blocking = OpenAI()
+
+    async def work(text):
+        made = await client.chat.completions.create(model="m", messages=[text])
+        return made.choices[0].message.content
+"""
+LOST = """
+    async def keep(entry):
+        made = await work(entry.text)
+        log(made)
+        return entry
+
+    @app.post("/chat")
+    async def chat(entry: Entry):
+        found = await keep(entry)
+        return found
+"""
+
+
+def levels(source: str, head: str = HEAD) -> list[str]:
+    return [f"{f.code} {f.certainty}" for f in lint_source(dedent(head) + dedent(source))]
+
+
+def handler(route: str, name: str, line: str) -> str:
+    return f"""
+    @app.post("{route}")
+    async def {name}(text: str):
+        made = {line}
+        return {{"made": made}}
+    """
+
+
+@pytest.mark.parametrize(
+    ("route", "name"), [("/chat", "post"), ("/v1/answers", "post"), ("/items/{id}/summarize", "post"), ("/items", "ask_model")]
+)
+def test_a_route_or_a_handler_says_that_text_is_generated(route: str, name: str) -> None:
+    assert levels(handler(route, name, "await work(text)")) == ["HU004 certain"]
+
+
+def test_without_a_word_of_it_a_finding_is_only_likely() -> None:
+    assert levels(handler("/items", "post", "await work(text)")) == ["HU004 likely"]
+
+
+def test_what_is_called_says_that_text_is_generated() -> None:
+    call = 'await client.chat.completions.create(model="m", messages=[text])'
+    assert levels(handler("/items", "post", call)) == ["HU004 certain"]
+    source = "async def suggest_title(text):\n    return await work(text)\n"
+    assert levels(dedent(HEAD) + source + dedent(handler("/items", "post", "await suggest_title(text)")), "") == [
+        "HU004 certain"
+    ]
+
+
+@pytest.mark.parametrize("name", ["paragraph_of", "both", "storage", "graphql"])
+def test_parts_of_other_words_say_nothing(name: str) -> None:
+    source = f"async def {name}(text):\n    return await work(text)\n"
+    assert levels(dedent(HEAD) + source + dedent(handler("/items", "post", f"await {name}(text)")), "") == ["HU004 likely"]
+
+
+def test_a_text_that_a_function_on_the_way_keeps_is_only_likely() -> None:
+    assert levels(LOST) == ["HU004 likely"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "return await work(text)",
+        "out = []\n        out.append(await work(text))\n        return out",
+        "out = {}\n        out['text'] = await work(text)\n        return out",
+        "self.text = await work(text)\n        return self",
+        "answer = (await work(text)).strip()\n        page = {'a': answer}\n        return page",
+        "text.update(answer=await work(text))\n        return True",
+        "if made := await work(text):\n            return made\n        return ''",
+    ],
+)
+def test_a_text_is_passed_on_in_many_ways(lines: str) -> None:
+    source = f"""
+    class Service:
+        async def reply(self, text):
+            {lines.replace(chr(10) + "    ", chr(10) + "        ")}
+
+    service = Service()
+    """
+    assert levels(source + handler("/chat", "chat", "await service.reply(text)")) == ["HU004 certain"]
+
+
+@pytest.mark.parametrize(
+    "lines", ["await work(text)", "made = await work(text)\n    save(made)", "if await work(text):\n        text = ''"]
+)
+def test_a_text_is_lost_in_many_ways(lines: str) -> None:
+    source = f"async def reply(text):\n    {lines}\n    return Row()\n"
+    assert levels(dedent(HEAD) + source + dedent(handler("/chat", "chat", "await reply(text)")), "") == ["HU004 likely"]
+
+
+def test_of_several_calls_that_whose_text_is_the_answer_is_named() -> None:
+    source = """
+    async def fetch(text):
+        made = await work(text)
+        cache(made)
+        return text
+
+    @app.post("/chat")
+    async def chat(text: str):
+        page = await fetch(text)
+        made = await answer(page)
+        return {"page": page, "made": made}
+
+    async def answer(text):
+        return await work(text)
+    """
+    (found,) = lint_source(dedent(HEAD) + dedent(source))
+    assert (found.certainty, found.message.partition(" ")[0]) == ("certain", "`answer`")
+
+
+BLOCKING = """
+    def ask(text):
+        made = blocking.chat.completions.create(model="m", messages=[text])
+        return made
+
+    async def second(text):
+        {lines}
+
+    async def first(text):
+        return await second(text)
+
+    @app.post("/chat")
+    async def chat(text: str):
+        return await first(text)
+"""
+
+
+def test_a_blocking_call_behind_a_long_way_with_branches_is_only_likely() -> None:
+    branch = "if len(text) > 3:\n            return ask(text)\n        return text"
+    assert levels(BLOCKING.format(lines="return ask(text)")) == ["HU005 certain"]
+    assert levels(BLOCKING.format(lines=branch)) == ["HU005 likely"]
+    short = BLOCKING.replace("await first(text)", "await second(text)").format(lines=branch)
+    assert levels(short) == ["HU005 certain"]
+
+
+def test_a_blocking_call_whose_text_is_kept_on_the_way_is_only_likely() -> None:
+    assert levels(BLOCKING.format(lines="made = ask(text)\n        log(made)\n        return text")) == ["HU005 likely"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text("[tool.hangup.lint]\n")
+    (tmp_path / "app.py").write_text(dedent(HEAD) + dedent(LOST))
+    return tmp_path
+
+
+def lint(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    code = main(["lint", *map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def test_likely_findings_are_counted_and_shown_if_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(capsys, folder) == (0, "", "hangup: no findings in 1 file; 1 likely with --certainty likely\n")
+    code, out, err = lint(capsys, folder, "--certainty", "likely")
+    assert code == 1 and "[nobody-watches-client, likely]" in out and err == "hangup: 1 finding in 1 file\n"
+    (folder / "pyproject.toml").write_text('[tool.hangup.lint]\ncertainty = "likely"\n')
+    assert lint(capsys, folder)[0] == 1  # from the cache, which knows facts and not what was reported
+    assert lint(capsys, folder, "--certainty", "certain")[0] == 0
+    (folder / "pyproject.toml").write_text('[tool.hangup.lint]\ncertainty = "maybe"\n')
+    code, _, err = lint(capsys, folder)
+    assert code == 2 and 'certainty must be "certain" or "likely"' in err
+
+
+def test_formats_tell_likely_findings_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(name: str) -> str:
+        return lint(capsys, folder, "--certainty", "likely", "--format", name)[1]
+
+    assert json.loads(shown("json"))[0]["certainty"] == "likely"
+    (result,) = json.loads(shown("sarif"))["runs"][0]["results"]
+    assert result["level"] == "note" and result["properties"] == {"certainty": "likely"}
+    assert shown("github").startswith("::notice ")
+
+
+def test_an_ignored_likely_finding_is_no_unused_ignore(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (folder / "app.py").read_text()
+    (folder / "app.py").write_text(text.replace("await keep(entry)", "await keep(entry)  # hangup: ignore[HU004]"))
+    assert lint(capsys, folder) == (0, "", "hangup: no findings in 1 file\n")
+
+
+def test_a_baseline_lists_what_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = folder / "known.json"
+    lint(capsys, folder, "--write-baseline", known)
+    assert json.loads(known.read_text())["findings"] == []
+    lint(capsys, folder, "--certainty", "likely", "--write-baseline", known)
+    assert lint(capsys, folder, "--certainty", "likely", "--baseline", known)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "path", ["backups/2026-01-23/app.py", "server/legacy/app.py", "main_original.py", "app.bak.py", "old/app.py"]
+)
+def test_findings_in_old_copies_are_only_likely(path: str) -> None:
+    source = dedent(HEAD) + dedent(handler("/chat", "chat", "await work(text)"))
+    assert [f.certainty for f in lint_source(source, path)] == ["likely"]
+
+
+@pytest.mark.parametrize("path", ["app.py", "routers/legacy_routes.py", "folder/app.py", "threshold.py", "copywriter/app.py"])
+def test_other_files_are_no_old_copies(path: str) -> None:
+    source = dedent(HEAD) + dedent(handler("/chat", "chat", "await work(text)"))
+    assert [f.certainty for f in lint_source(source, path)] == ["certain"]
+
+
+def test_a_tool_that_is_a_function_of_the_project_is_no_model() -> None:
+    source = """
+    from langchain_core.tools import tool
+
+    @tool
+    async def reset_products() -> dict:
+        return {"count": 3}
+
+    @app.post("/products/reset")
+    async def reset(text: str):
+        made = await reset_products.ainvoke({})
+        return made
+    """
+    assert levels(source) == []
+    assert levels(source.replace("reset_products.ainvoke", "agent.ainvoke")) == ["HU004 certain"]
