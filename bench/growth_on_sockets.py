@@ -2,8 +2,8 @@
 backends, beside nginx.
 
 `growth` counts our own code alone; this is what a deployment sees. All gateways of a case run side by side and are measured in
-turn, with 64 clients that draw tenant and model anew for each request. The backends of a gateway are one engine under as many
-addresses of this host, without health checks, whose own cost `growth` states.
+turn, with 64 clients that draw tenant and model anew for each request; a figure is the median of its windows. The backends of
+a gateway are one engine under as many addresses of this host, without health checks, whose own cost `growth` states.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import load, suites, targets
@@ -60,15 +61,17 @@ def _nginx(size: Size, engine: Target) -> Any:
 async def _grow(
     name: str, sizes: list[Size], engine: Target, rounds: int, start: Callable[[Size, Target], Any]
 ) -> dict[str, Any]:
-    costs = [Cost(str(size)) for size in sizes]
+    windows: list[list[Cost]] = [[] for _ in sizes]
     with contextlib.ExitStack() as stack:
         made = [(stack.enter_context(start(size, engine)), size.requests()) for size in sizes]
         for target, requests in made:
             await _window(target, requests, Cost("warm up"), 3.0)
         for _ in range(rounds):
-            for (target, requests), cost in zip(made, costs, strict=True):
-                await _window(target, requests, cost, 1.5)
-    us, rates = [cost.us for cost in costs], [cost.rate for cost in costs]
+            for (target, requests), costs in zip(made, windows, strict=True):
+                costs.append(Cost(target.name))
+                await _window(target, requests, costs[-1], 1.5)
+    us = [median(cost.us for cost in costs) for costs in windows]
+    rates = [median(cost.rate for cost in costs) for costs in windows]
     shown = "  ".join(f"{value:6.1f}" for value in us), "  ".join(f"{value:6.0f}" for value in rates)
     print(f"  {name:<38} {shown[0]} us   {us[-1] / us[0]:5.2f} x   {shown[1]} calls/s", flush=True)
     return {"us": us, "rates": rates, "grows": us[-1] / us[0]}

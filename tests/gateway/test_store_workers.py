@@ -130,6 +130,18 @@ def test_workers_that_start_without_the_store_share_the_part_of_a_host() -> None
             close(*began)
 
 
+def test_a_worker_is_replaced_while_the_store_is_away_also_where_a_start_needs_it() -> None:
+    with engine_and_store() as (engine, store), hosts_at(store, engine, 1, shared_state_required=True) as (host,):
+        store.stop()
+        seen(host, "shared_state_lost", WORKERS)
+        os.kill(workers_of(host)[0], signal.SIGKILL)
+        seen(host, "worker_started", WORKERS + 1)
+        assert not events(host, "worker_failed")
+        with Client(host.address) as client:
+            client.chat(max_tokens=3)
+            assert client.read_answer().status == 200
+
+
 def test_workers_are_replaced_one_after_another_without_a_refused_call() -> None:
     first_port = free_port()
     with engine_and_store() as (engine, store), hosts_at(store, engine, peer_port=first_port, drain_s=5) as (first, second):

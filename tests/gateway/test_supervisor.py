@@ -197,7 +197,7 @@ def test_a_worker_that_starts_after_a_reload_differs_from_the_others_in_nothing_
     sent: list[str] = []
 
     async def start(slot: int, name: str, sockets: object) -> Any:
-        return SimpleNamespace(name=name, channel=SimpleNamespace(send=lambda kind, packed, slot=0: sent.append(packed)))
+        return SimpleNamespace(name=name, channel=SimpleNamespace(send=lambda kind, packed, **_: sent.append(packed)))
 
     async def follow(worker: object) -> None: ...
 

@@ -46,12 +46,16 @@ class SharingServer(Server):
         return self.configuration.settings.shared_state_password.reveal()
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
-        if self.configuration.settings.shared_state_required:
+        if self._needs_store():
             try:
                 await self._store_link.store.check()
             except SharedStateFailed as failure:
                 raise HangupError(f"shared_state_required: {failure}") from None
         await super().run(announce)
+
+    def _needs_store(self) -> bool:
+        """Return whether this process must not start without the store."""
+        return self.configuration.settings.shared_state_required
 
     def _make_gateway(
         self, settings: Settings, loop: asyncio.AbstractEventLoop, store: LedgerStore, tracer: Tracer | None

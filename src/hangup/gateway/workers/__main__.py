@@ -14,7 +14,7 @@ import uvloop
 
 from hangup.errors import HangupError
 from hangup.gateway.exit_watch import EXIT_WATCH
-from hangup.gateway.workers.channel import Channel, unpacked
+from hangup.gateway.workers.channel import Channel, Message, unpacked
 from hangup.gateway.workers.link import SupervisorLink
 from hangup.gateway.workers.server import WorkerServer, serve
 
@@ -32,14 +32,14 @@ async def _run(channel_fd: int, socket_fds: list[int]) -> int:
         return 1
     link = SupervisorLink(channel, configuration)
     sockets = [socket.socket(fileno=fd) for fd in socket_fds]
-    return 0 if await serve(link, partial(_make_server, link, sockets, first["slot"])) else 1
+    return 0 if await serve(link, partial(_make_server, link, sockets, first)) else 1
 
 
-def _make_server(link: SupervisorLink, sockets: list[socket.socket], slot: int) -> WorkerServer:
+def _make_server(link: SupervisorLink, sockets: list[socket.socket], first: Message) -> WorkerServer:
     if link.configuration.settings.shared_state:
         from hangup.gateway.workers.store_worker import StoreWorkerServer  # noqa: PLC0415 (its client is an extra)
 
-        return StoreWorkerServer(link, sockets, slot)
+        return StoreWorkerServer(link, sockets, first["slot"], successor=first["successor"])
     return WorkerServer(link, sockets)
 
 

@@ -47,8 +47,13 @@ class StoreReports:
 
 
 class StoreWorkerServer(SharingServer, WorkerServer):
-    def __init__(self, link: SupervisorLink, sockets: Sequence[socket.socket], slot: int) -> None:
-        """`slot`: its number among the workers."""
+    def __init__(self, link: SupervisorLink, sockets: Sequence[socket.socket], slot: int, *, successor: bool) -> None:
+        """`slot`: its number among the workers. `successor`: the host has served before."""
         WorkerServer.__init__(self, link, sockets)
+        self._successor = successor
         self._connect_to_store(peer_ports(link.configuration.settings.peer_port, slot, len(sockets)))
         self._reports = StoreReports(link.channel, self._store_link)
+
+    def _needs_store(self) -> bool:
+        """A worker that takes another's place serves without the store, as that one would have."""
+        return not self._successor and super()._needs_store()

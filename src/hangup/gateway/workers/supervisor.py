@@ -181,7 +181,8 @@ class Supervisor:
         if replaces:
             self.by_slot[slot] = worker
         settings = with_fixed(self._at_start, self.configuration.settings)
-        worker.channel.send("configuration", packed=self._packed(replace(self.configuration, settings=settings)), slot=slot)
+        text = self._packed(replace(self.configuration, settings=settings))
+        worker.channel.send("configuration", packed=text, slot=slot, successor=self._started.is_set())
         if self.draining:
             worker.channel.send("drain")
         self._tasks.start(self._follow(worker))
@@ -272,7 +273,8 @@ class Supervisor:
         last = self._hub.leave(worker.name, time.monotonic(), died=died)
         self._followed_jobs.left(worker.name, self._heir())
         if died and not worker.failure:
-            code, calls = worker.process.returncode, len(last.calls)
+            code = worker.process.returncode
+            calls = None if self._at_start.shared_state else len(last.calls)  # in the store: the leader says how many
             self._log.event("worker_died", worker=worker.slot, pid=worker.process.pid, code=code, live=last.live, calls=calls)
             self._hub.add_left_calls(worker.name, last.calls.values())
         elif worker.failure:
