@@ -261,7 +261,8 @@ def test_without_the_store_hang_ups_keep_no_places_and_with_it_zombies_are_found
             load.wait_for_more()
         assert load.bad == [] and not of_all(gateways, "zombie_found") and not steps(gateways)
         store.start()
-        all_known(gateways)
+        for gateway in gateways:  # how many there are is known from before
+            seen(gateway, "shared_state_found", 2)
         clients = [client for g in gateways for client in streams(g, 2, "late")]
         for client in clients:
             read_on(client, 5)

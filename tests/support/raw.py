@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import socket
@@ -140,6 +141,11 @@ class Client:
     # Disconnecting
 
     def fin(self) -> None:
+        """Close as most clients do. What was not read by then would make the kernel reset the connection instead."""
+        with contextlib.suppress(OSError):
+            self.sock.setblocking(False)
+            while self.sock.recv(65536):
+                pass
         self.sock.close()
 
     def half_close(self) -> None:
