@@ -130,6 +130,71 @@ def test_of_several_calls_that_whose_text_is_the_answer_is_named() -> None:
     assert (found.certainty, found.message.partition(" ")[0]) == ("certain", "`answer`")
 
 
+def asked(condition: str, call: str = "await work(body.text)") -> str:
+    return f"""
+    @app.post("/chat")
+    async def chat(request: Request, body: Body):
+        answer = ""
+        {condition}
+            answer = {call}
+        return answer
+    """
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        'if body.mode == "draft":',
+        "if body.document:",
+        "if not cached(body):",
+        "try:\n            load()\n        except KeyError:",
+    ],
+)
+def test_what_a_branch_of_the_handler_decides_is_only_likely(condition: str) -> None:
+    assert levels(asked(condition)) == ["HU004 likely"]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "with lock:",
+        "for _ in range(2):",
+        'if request.method == "POST":',
+        "if form.is_valid():",
+        'if request.method == "POST" and form.validate_on_submit():',
+        'if not request.method == "GET":',
+        "try:\n            load()\n        finally:",
+    ],
+)
+def test_what_every_accepted_request_comes_to_is_certain(condition: str) -> None:
+    assert levels(asked(condition)) == ["HU004 certain"]
+
+
+def test_a_thread_that_a_branch_of_the_handler_decides_about_is_only_likely() -> None:
+    head = (
+        HEAD
+        + """
+    import asyncio
+
+    def ask(text):
+        return blocking.chat.completions.create(model="m", messages=[text])
+    """
+    )
+    call = "await asyncio.to_thread(ask, body.text)"
+    assert levels(asked("if body.document:", call), head) == ["HU004 likely"]
+    assert levels(asked("with lock:", call), head) == ["HU004 certain"]
+
+
+def test_branches_below_the_handler_leave_it_certain() -> None:
+    source = """
+    async def reply(text):
+        if len(text) > 3:
+            return await work(text)
+        return text
+    """
+    assert levels(source + handler("/chat", "chat", "await reply(text)")) == ["HU004 certain"]
+
+
 BLOCKING = """
     def ask(text):
         made = blocking.chat.completions.create(model="m", messages=[text])

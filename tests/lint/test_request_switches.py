@@ -94,6 +94,6 @@ def test_what_the_default_leads_to(lines: tuple[str, ...], found: str) -> None:
 def test_a_class_that_several_files_define_says_nothing(tmp_path: Path) -> None:
     lines = "if body.enhance:\n        text = await complete(text)\n    return text"
     (tmp_path / "app.py").write_text(dedent(SOURCE.replace("{lines}", "LINES")).replace("LINES", lines))
-    assert lint_paths([tmp_path]).findings == []
+    assert lint_paths([tmp_path]).likely == 0
     (tmp_path / "other.py").write_text("class Body:\n    enhance: bool = True\n")
-    assert len(lint_paths([tmp_path]).findings) == 1
+    assert lint_paths([tmp_path]).likely == 1

@@ -27,6 +27,7 @@ PARTS = (
     "thirteenth",
     "fourteenth",
     "fifteenth",
+    "sixteenth",
 )  # in the order of time
 
 

@@ -10,7 +10,7 @@ from hangup.lint import spawns, vocabulary
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.broken import made_at_import, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
-from hangup.lint.guards import Guards, defaults, flags
+from hangup.lint.guards import Guards, defaults, flags, is_decided
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.passing import lost_calls
 from hangup.lint.source import Function as Scope
@@ -193,6 +193,7 @@ class _Extract:
         spawns.spawn(module, site, last, made)
         for spawn in made.spawns[spawned:]:
             spawn.lost = self.loses(site)
+            spawn.decided = is_decided(site)
         if last in REGISTERING:
             given, framework = registration(module, site, self.framework)
             if given is not None and (ref := reference(given)):

@@ -34,6 +34,7 @@ class CallFacts:
     switches: list[str] = field(default_factory=list)  # conditions around it that a setting decides, as `switches` writes them
     maybe: bool = False  # in a branch, or after an early return of something else
     branches: int = 0  # in how many branches, one inside another
+    decided: bool = False  # one of them decides whether it is made, for a request that the handler accepts
     chosen: bool = False  # in one of many branches for values of a parameter
     last: bool = False  # in `finally`
     given: list[str] = field(
@@ -55,6 +56,7 @@ class Spawn:
     stoppable: bool = False  # something in its arguments can stop it
     verb: str = ""  # as it is written
     lost: bool = False  # as of a call
+    decided: bool = False  # likewise
 
 
 @dataclass(slots=True)

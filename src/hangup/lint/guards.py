@@ -18,6 +18,8 @@ Needs = frozenset[frozenset[str]]  # sets of parameters, of which one must be gi
 ALWAYS: Needs = frozenset()
 ALTERNATIVES_MAX = 8
 CHOICES_MIN = 8  # above which a function is one that hands out work of many kinds
+_ACCEPTS = frozenset({"is_valid", "validate_on_submit"})  # of forms and serializers
+_BRANCHES = (ast.If, ast.ExceptHandler, ast.Match)
 _ANY = "*"
 _FALSE = "0"
 _TRUE = "1"
@@ -55,9 +57,10 @@ class Guards:
                     call.switches.append(switch)  # which the other branch does not undo
             elif isinstance(frame.node, (ast.For, ast.AsyncFor)) and (test := self._filling(frame.node.iter)) is not None:
                 tests.append((test, True))
-            call.branches += isinstance(frame.node, (ast.If, ast.ExceptHandler, ast.Match))
+            call.branches += isinstance(frame.node, _BRANCHES)
             call.last |= frame.part == "finalbody"
         call.maybe |= call.branches > 0
+        call.decided = call.branches > 0 and is_decided(site)
         for test, holds in tests:
             call.needs += [wanted for wanted in self._wanted(test, holds=holds) if wanted not in call.needs]
             if (switch := self.switches.condition(test, holds=holds)) and switch not in call.switches:
@@ -105,6 +108,28 @@ class Guards:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.parameters:
             return f"{node.value.id}.{node.attr}"
         return _ANY
+
+
+def is_decided(site: Site) -> bool:
+    """Return whether a branch decides if a call is made, other than those that every view has for what it accepts."""
+    return any(
+        isinstance(frame.node, _BRANCHES) and not (isinstance(frame.node, ast.If) and _accepts(frame.node.test))
+        for frame in site.frame.outward()
+    )
+
+
+def _accepts(test: ast.expr) -> bool:
+    """Return whether a condition is on the request's method, or on whether its form is valid."""
+    match test:
+        case ast.UnaryOp(op=ast.Not()):
+            return _accepts(test.operand)
+        case ast.BoolOp():
+            return all(_accepts(value) for value in test.values)
+        case ast.Compare(left=ast.Attribute(attr="method")):
+            return True
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in _ACCEPTS
+    return False
 
 
 def _choices(scope: Function, parameters: set[str]) -> int:

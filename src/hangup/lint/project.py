@@ -61,6 +61,7 @@ class Runs:
     passed: bool = True  # each function on the way passes on what is generated
     steps: int = 0  # how many functions are on the way
     branches: int = 0  # how many branches
+    decided: bool = False  # a branch of the handler decides whether it is run
 
 
 class Project:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from hangup.lint.evidence import says_so
+from hangup.lint.evidence import is_run_certainly
 from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
@@ -94,7 +94,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
         place, name, runs = found
         hint = _BLIND_HINT if framework in BLIND else "" if function.is_async else _THREAD_HINT
         message = f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}"
-        yield Hit(key[0], place, message, hint, certain=runs.passed and says_so(key[0], function, name))
+        yield Hit(key[0], place, message, hint, certain=is_run_certainly(key[0], function, name, runs))
 
 
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
@@ -127,7 +127,8 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
         waits = call.use in {"await", "given"} or (collected and not runs.blocks)
         if waits if function.is_async else runs.blocks or collected:
             passed = runs.passed and (sends or not call.lost)
-            candidates.append((_evidence(call, runs, passed=passed), call.place, call.ref, replace(runs, passed=passed)))
+            made = replace(runs, passed=passed, decided=call.decided)
+            candidates.append((_evidence(call, runs, passed=passed), call.place, call.ref, made))
     if candidates:
         return _best(candidates)
     for index, spawn in enumerate(function.spawns):
@@ -143,7 +144,8 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             and spawn.place not in quiet
             and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))
         ):
-            return spawn.place, spawn.target, replace(found, passed=found.passed and (sends or not spawn.lost))
+            passed = found.passed and (sends or not spawn.lost)
+            return spawn.place, spawn.target, replace(found, passed=passed, decided=spawn.decided)
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
@@ -218,7 +220,7 @@ def _by_route(project: Project, key: Key, quiet: Collection[Place]) -> tuple[Pla
         plain = bool(found) and not any(f.is_async for f in found)
         waits = call.use in {"await", "loop"} or (plain and call.use == "value" and _COMPUTES.search(verb) is not None)
         if waits if function.is_async else plain and call.use in {"value", "return"}:
-            return call.place, call.ref, Runs(call.ref, key[0], call.place[0], passed=not call.lost)
+            return call.place, call.ref, Runs(call.ref, key[0], call.place[0], passed=not call.lost, decided=call.decided)
     return None
 
 
