@@ -34,9 +34,11 @@ class StoreWorkersAdmin(WholeAdmin):
     async def ask_merged(self, method: str, target: str) -> list[dict[str, Any]] | Response:
         values = await super().ask_merged(method, target)
         if not isinstance(values, Response):
-            own = {worker.gateway for worker in self.whole.answering_workers()}  # these have answered, or one has for them
-            named = {name for value in values for name in value.get("gateways_silent", ())}
-            self._gateways_silent = tuple(sorted(named - own))
+            workers = self.whole.answering_workers()
+            asked = {worker.gateway for worker in workers if not worker.reaches_store}  # they answered for themselves
+            knowing = values[:1] if any(worker.reaches_store for worker in workers) else values
+            named = {name for value in knowing for name in value.get("gateways_silent", ())}
+            self._gateways_silent = tuple(sorted(named - asked))
         return values
 
     def silence(self) -> dict[str, Any]:
