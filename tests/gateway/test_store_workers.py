@@ -3,6 +3,7 @@ answers for all of them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -16,6 +17,7 @@ import pytest
 from gateway.test_hosts import LONG, Load, close, engine_and_store, events, never_too_many, read_on, running, seen, streams
 from gateway.test_hosts_admin import hangup
 from gateway.test_workers import admin, workers_of
+from hangup.gateway.hosts.life import LifePort
 from hangup.gateway.workers.settings import peer_ports
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client
@@ -164,6 +166,22 @@ def test_a_worker_and_its_successor_have_ports_of_their_own() -> None:
     assert peer_ports(0, 1, 4) == [0]
     ports = [port for slot in range(4) for port in peer_ports(7000, slot, 4)]
     assert sorted(ports) == list(range(7000, 7008))
+
+
+def test_a_port_that_is_taken_or_does_not_exist_is_no_fault_of_the_gateway() -> None:
+    async def run() -> None:
+        first, second, third = LifePort("first"), LifePort("second"), LifePort("third")
+        _, taken = await first.open("127.0.0.1", [0])
+        other = free_port()
+        assert await second.open("127.0.0.1", [taken, other]) == ("127.0.0.1", other)
+        with pytest.raises(OSError, match="address already in use"):
+            await third.open("127.0.0.1", [taken, other])
+        with pytest.raises(OverflowError):  # `StoreLink` logs both
+            await third.open("127.0.0.1", [70_000])
+        for port in (first, second, third):
+            port.close()
+
+    asyncio.run(run())
 
 
 def test_a_worker_that_hangs_is_named_and_the_others_answer() -> None:

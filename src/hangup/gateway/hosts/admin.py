@@ -108,10 +108,7 @@ class GatewaysAdmin(WholeAdmin):
 
     async def drain(self, request: Request) -> Response:
         """Drain a backend at all gateways, or take it back; one that starts later asks the others (`adopt_drains`)."""
-        values = await self.ask_merged(request.method, target_of(request))
-        if isinstance(values, Response):
-            return values
-        return self.json({"backends": merge.backends([value["backends"] for value in values])})
+        return await self.drain_at_all(request)
 
     async def leading_gateway(self, request: Request) -> Response:
         answer = await self._gateways.leading().ask(request.method, target_of(request), ACT_S)

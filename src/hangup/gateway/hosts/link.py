@@ -237,9 +237,9 @@ class StoreLink:
             host = self._peer_host or await self.store.own_host()
             try:
                 self._address = await self._life.open(host, self._peer_ports)
-            except OSError as error:
+            except (OSError, OverflowError) as error:  # the latter: --workers auto, and a port beyond the last one
                 where = f"{host}:{self._peer_ports[-1]}"
-                self._gateway.log.event("peer_port_failed", address=where, error=error.strerror or str(error))
+                self._gateway.log.event("peer_port_failed", address=where, error=getattr(error, "strerror", None) or str(error))
 
     # Orders
 

@@ -176,10 +176,14 @@ class WholeAdmin:
         name, drained = request.path_params["name"], self.whole.drained_backends
         is_new = request.method == "PUT" and name not in drained
         (drained.add if request.method == "PUT" else drained.discard)(name)  # first: a worker may start while others are asked
+        answer = await self.drain_at_all(request)
+        if is_new and answer.status_code != 200:  # no worker knows it
+            drained.discard(name)
+        return answer
+
+    async def drain_at_all(self, request: Request) -> Response:
         values = await self.ask_merged(request.method, target_of(request))
         if isinstance(values, Response):
-            if is_new:  # no worker knows it
-                drained.discard(name)
             return values
         return self.json({"backends": merge.backends([value["backends"] for value in values])})
 

@@ -11,8 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hangup.gateway.workers import merge
-from hangup.gateway.workers.admin import ACT_S, ASK_S, WholeAdmin, target_of
+from hangup.gateway.workers.admin import ACT_S, ASK_S, WholeAdmin
 from hangup.gateway.workers.process import Answer
 
 _OTHERS_S = 2 * ASK_S  # a worker that asks other gateways waits for those that do not answer
@@ -46,10 +45,7 @@ class StoreWorkersAdmin(WholeAdmin):
 
     async def drain(self, request: Request) -> Response:
         """Drain a backend at all gateways, or take it back; a worker that starts later asks the others."""
-        values = await self.ask_merged(request.method, target_of(request))
-        if isinstance(values, Response):
-            return values
-        return self.json({"backends": merge.backends([value["backends"] for value in values])})
+        return await self.drain_at_all(request)
 
     async def leading_worker(self, request: Request) -> Response:
         """Ask any worker: each knows which gateway judges the engines for all."""
