@@ -109,6 +109,23 @@ def test_invented_models_are_summed_up_as_one() -> None:
     store.close()
 
 
+def test_many_accounts_take_few_statements(tmp_path: Path) -> None:
+    """Each statement takes Python's lock from the event loop for a moment: one for each account made all calls slower."""
+    store = make(tmp_path / "ledger.sqlite")
+    statements: list[str] = []
+    file_of(store).db.set_trace_callback(statements.append)
+    for _ in range(2):  # new rows, then rows that are there
+        for at in range(301):
+            book(store, f"t{at}")
+        statements.clear()
+        with store._db_lock:
+            assert store._write()
+        assert sum(statement.startswith("INSERT INTO spent") for statement in statements) == 6  # 128, 128, 32, 8, 4, 1 rows
+    rows = store.report(3600, "tenant")["rows"]
+    assert {row["tenant"]: (row["calls"], row["tokens_delivered"]) for row in rows} == {f"t{at}": (2, 20) for at in range(301)}
+    store.close()
+
+
 def test_more_than_may_wait_is_counted() -> None:
     """ledger_accounts_max"""
     store = make(accounts_max=2)

@@ -50,6 +50,7 @@ class LedgerTables(Protocol):
 
     path: str
     where: str  # what does not answer if a transaction hangs
+    ordered: bool  # rows must be written in order, because other gateways write some of them at the same time
 
     def transaction(self) -> contextlib.AbstractContextManager[Connection]:
         """Commit what is done inside, or nothing of it."""
@@ -77,6 +78,7 @@ class LedgerFile:
     """A SQLite file. An empty `path` means in memory: the data dies with the process."""
 
     where = "disk"
+    ordered = False
 
     def __init__(self, path: str, wal_bytes_max: int) -> None:
         self._wal_bytes_max = wal_bytes_max
@@ -131,6 +133,7 @@ class LedgerServer:
     """Tables on a PostgreSQL server. Several gateways add to the same rows, in the same order, so none waits in a circle."""
 
     where = "server"
+    ordered = True
 
     def __init__(self, url: str, password: Callable[[], str]) -> None:
         self._connection = PostgresConnection(url, "ledger", _server_migrations(), password)
