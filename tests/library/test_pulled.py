@@ -111,3 +111,30 @@ def test_the_reader_gets_the_error_of_a_call_that_failed_after_its_head() -> Non
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main(), debug=True)
+
+
+def test_quart_reads_on_for_a_client_that_left_without_an_error_in_the_servers_log() -> None:
+    """It does not know yet that the client left. The answer must not look complete for a client that reads on after all."""
+    quart = pytest.importorskip("quart")
+    app = quart.Quart(__name__)
+    over, messages = asyncio.Event(), list[dict[str, Any]]()
+    requests = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    @app.get("/")
+    async def answer() -> Any:
+        return await hangup.stream(quart.request, numbers(), write_stall_s=0.1, on_end=lambda _: over.set())
+
+    async def receive() -> dict[str, Any]:
+        if not requests:
+            await asyncio.Event().wait()
+        return requests.pop()
+
+    async def send(message: dict[str, Any]) -> None:
+        messages.append(message)
+        if message.get("body"):
+            await asyncio.wait_for(over.wait(), 60)
+
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
+    scope |= {"headers": [(b"host", b"test")], "scheme": "http", "root_path": "", "client": ("127.0.0.1", 1), "asgi": {}}
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 60), debug=True)
+    assert messages[1]["body"] == b"data: 0\n\n" and all(message.get("more_body", True) for message in messages)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from hangup.library.stream import Headers, StreamCall
@@ -18,10 +19,16 @@ from hangup.tasks import TASKS
 _HANDLED = (Exception,)  # `head` and the body's reader get them
 
 
+def _broken_off() -> BaseException:
+    return ConnectionResetError("the call ended before its answer was complete")
+
+
 class PulledAnswer:
     """One answer, as the call's client and as the framework's body. Its end waits behind the parts that are not taken yet."""
 
-    def __init__(self, call: StreamCall, watch: ClientWatch) -> None:
+    def __init__(self, call: StreamCall, watch: ClientWatch, abandoned: Callable[[], BaseException]) -> None:
+        """`abandoned` makes what ends the body of a client that left, or that counts as gone."""
+        self._abandoned = abandoned
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[tuple[int, Headers]] = self._loop.create_future()
         self._parts: deque[bytes] = deque()  # one, and those that tell a client that has not taken it how the call ended
@@ -105,7 +112,7 @@ class PulledAnswer:
 
     async def abandon(self) -> None:
         if self._interrupted:  # a client that stalled may read on, or has done so by now
-            await self.break_off()
+            self._end(self._abandoned())
         else:
             await self.finish()
 
@@ -116,18 +123,16 @@ class PulledAnswer:
 
     def _on_call_end(self, task: asyncio.Task[Any]) -> None:
         """End the body in any case: the framework must not wait for a call that is over."""
-        error = None if task.cancelled() else task.exception()
+        error = self._abandoned() if task.cancelled() else task.exception()
         self._end(error or _broken_off())
 
     def answers(self, error: Exception) -> bool:
         return False
 
 
-def _broken_off() -> ConnectionResetError:
-    return ConnectionResetError("the call ended before its answer was complete")
-
-
-async def pull(call: StreamCall, watch: ClientWatch) -> tuple[int, Headers, PulledAnswer]:
-    answer = PulledAnswer(call, watch)
+async def pull(
+    call: StreamCall, watch: ClientWatch, abandoned: Callable[[], BaseException] = _broken_off
+) -> tuple[int, Headers, PulledAnswer]:
+    answer = PulledAnswer(call, watch, abandoned)
     status, headers = await answer.head()
     return status, headers, answer

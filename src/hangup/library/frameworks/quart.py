@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from quart import Response
@@ -33,7 +34,8 @@ class Quart:
         return descriptor_of_asgi(request.scope, None)
 
     async def response(self, request: Any, call: StreamCall) -> Response:
-        status, headers, answer = await pull(call, self.watch(request, call.limits))
+        # For a client that left, the response ends like one that Quart cancels: another error would be in the server's log.
+        status, headers, answer = await pull(call, self.watch(request, call.limits), asyncio.CancelledError)
         response = Response(answer, status, dict(headers))
         response.timeout = None  # hangup's limits apply; Quart's would cut every stream after a minute
         return response
