@@ -120,9 +120,10 @@ def test_quart_reads_on_for_a_client_that_left_without_an_error_in_the_servers_l
     over, messages = asyncio.Event(), list[dict[str, Any]]()
     requests = [{"type": "http.request", "body": b"", "more_body": False}]
 
-    @app.get("/")
     async def answer() -> Any:
         return await hangup.stream(quart.request, numbers(), write_stall_s=0.1, on_end=lambda _: over.set())
+
+    app.add_url_rule("/", view_func=answer)
 
     async def receive() -> dict[str, Any]:
         if not requests:
@@ -134,7 +135,14 @@ def test_quart_reads_on_for_a_client_that_left_without_an_error_in_the_servers_l
         if message.get("body"):
             await asyncio.wait_for(over.wait(), 60)
 
-    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b""}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "path": "/",
+        "raw_path": b"/",
+        "query_string": b"",
+    }
     scope |= {"headers": [(b"host", b"test")], "scheme": "http", "root_path": "", "client": ("127.0.0.1", 1), "asgi": {}}
     asyncio.run(asyncio.wait_for(app(scope, receive, send), 60), debug=True)
     assert messages[1]["body"] == b"data: 0\n\n" and all(message.get("more_body", True) for message in messages)
