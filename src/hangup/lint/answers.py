@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from hangup.lint.walking import children, walk
+
 _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
 _STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse"})
@@ -118,7 +120,7 @@ def _hands_over(value: ast.expr) -> bool:
 def _outside(returns: frozenset[ast.Return], statements: list[ast.stmt], flows: list[_Flow], after: _After) -> set[int]:
     """Return the calls that have no part in what is returned in these places."""
     returned = [s.value for s in returns if s.value is not None]
-    made = [node for value in returned for node in ast.walk(value) if isinstance(node, ast.Call)]
+    made = [node for value in returned for node in walk(value) if isinstance(node, ast.Call)]
     if any(_PAGES.search(_name(call)) for call in made):
         return _outside_page(returns, made, statements, [flow for flow in flows if after[id(flow.statement)] & returns], after)
     quiet = flows
@@ -154,7 +156,7 @@ def _outside_page(
     quiet = _unreached(flows, live)
     if not pages <= _REDIRECTS:
         shown = {number for flow in flows if flow not in quiet for number in flow.calls}
-        called = [n for flow in flows for n in ast.walk(flow.statement) if id(n) in shown and isinstance(n, ast.Call)]
+        called = [n for flow in flows for n in walk(flow.statement) if id(n) in shown and isinstance(n, ast.Call)]
         if not all(_name(call) in _RENDERS or _is_of_request(call) for call in (*made, *called)):
             return set()
     return {number for flow in quiet for number in flow.calls}
@@ -179,7 +181,7 @@ def _loops_over(statements: list[ast.stmt], one: int, other: int) -> bool:
 def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
     names: set[str] = set()
     calls: set[int] = set()
-    for node in ast.walk(source):
+    for node in walk(source):
         if isinstance(node, ast.Name):
             names.add(node.id)
         elif isinstance(node, ast.Call):
@@ -200,7 +202,7 @@ def _returns_after(body: list[ast.stmt], tail: frozenset[ast.Return], after: _Af
             case ast.If():
                 tail = _returns_after(statement.body, tail, after) | _returns_after(statement.orelse, tail, after)
             case ast.For() | ast.AsyncFor() | ast.While():
-                again = tail | {s for s in ast.walk(statement) if isinstance(s, ast.Return)}
+                again = tail | {s for s in walk(statement) if isinstance(s, ast.Return)}
                 tail = _returns_after(statement.body, again, after) | _returns_after(statement.orelse, tail, after)
             case ast.With() | ast.AsyncWith():
                 tail = _returns_after(statement.body, tail, after)
@@ -222,7 +224,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(node, ast.stmt):
             yield node
         if not isinstance(node, _Scopes) and not isinstance(node, ast.expr):
-            todo.extend(ast.iter_child_nodes(node))
+            todo.extend(children(node))
 
 
 def _flows(statement: ast.stmt, *, walrus: bool) -> Iterator[tuple[set[str], ast.AST]]:
@@ -242,7 +244,7 @@ def _flows(statement: ast.stmt, *, walrus: bool) -> Iterator[tuple[set[str], ast
             yield _names(statement.value), statement.value
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield {statement.name}, statement
-    for node in ast.walk(statement) if walrus and not isinstance(statement, _Scopes) else ():
+    for node in walk(statement) if walrus and not isinstance(statement, _Scopes) else ():
         if isinstance(node, ast.NamedExpr):
             yield {node.target.id}, node.value
 
@@ -261,9 +263,9 @@ def calls_for_stream(handler: _Handler) -> set[int]:
 
 
 def _asks_for_stream(test: ast.expr) -> bool:
-    if any(isinstance(node, ast.Not) for node in ast.walk(test)):
+    if any(isinstance(node, ast.Not) for node in walk(test)):
         return False
-    words = (getattr(n, "id", None) or getattr(n, "attr", None) or getattr(n, "value", None) for n in ast.walk(test))
+    words = (getattr(n, "id", None) or getattr(n, "attr", None) or getattr(n, "value", None) for n in walk(test))
     return any(isinstance(word, str) and "stream" in word.lower() for word in words)
 
 
@@ -271,7 +273,7 @@ def _returns_stream(body: list[ast.stmt]) -> bool:
     """Return whether a branch ends with a streaming response, which a function inside it may make."""
     if not any(isinstance(s, ast.Return) for s in body):
         return False
-    return any(isinstance(n, ast.Call) and _name(n) in _STREAMS for s in body for n in ast.walk(s))
+    return any(isinstance(n, ast.Call) and _name(n) in _STREAMS for s in body for n in walk(s))
 
 
 def _telling(value: ast.AST) -> Iterator[ast.AST]:
@@ -284,7 +286,7 @@ def _telling(value: ast.AST) -> Iterator[ast.AST]:
         elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
             todo.extend(_of_comprehension(node))
         elif not _is_about(node):
-            todo.extend(ast.iter_child_nodes(node))
+            todo.extend(children(node))
 
 
 def _of_comprehension(node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Iterator[ast.AST]:
@@ -330,11 +332,11 @@ def _deciding(statement: ast.stmt, returns: frozenset[ast.Return]) -> ast.expr |
 
 
 def _names(*nodes: ast.AST) -> set[str]:
-    return {n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)} - _BUILTINS
+    return {n.id for node in nodes for n in walk(node) if isinstance(n, ast.Name)} - _BUILTINS
 
 
 def _calls(node: ast.AST) -> Iterator[int]:
-    return (id(inner) for inner in ast.walk(node) if isinstance(inner, ast.Call))
+    return (id(inner) for inner in walk(node) if isinstance(inner, ast.Call))
 
 
 def _name(call: ast.Call) -> str:

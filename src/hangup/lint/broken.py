@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from hangup.lint.names import Names
 from hangup.lint.source import Module
+from hangup.lint.walking import walk
 
 _FROM = re.compile(r"^from[ \t]+(\.[.\w]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n;(]+))", re.M)
 _COMMENT = re.compile(r"#[^\n]*")
@@ -46,7 +47,7 @@ def raises_from(module: Module, node: ast.AST) -> int:
     if not module.has_no_place:
         return 0
     for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda) else ():
-        for inner in ast.walk(statement) if isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) else ():
+        for inner in walk(statement) if isinstance(statement, (ast.Assign, ast.Expr, ast.Return)) else ():
             match inner:
                 case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod(), right=ast.Name()) if "%" not in text:
                     return int(statement.end_lineno or statement.lineno)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from hangup.lint.walking import children, walk
+
 UNKNOWN: Any = object()
 _CHANGES = re.compile(r"\bsetattr\b|__dict__|\bvars\(|__setstate__|__class__|\btype\(self\)|\bcls\(|\bDepends\(\s*\)")
 _PLAIN = frozenset({"object", "ABC"})
@@ -74,7 +76,7 @@ class Constructed:
             tree = self._tree(where, text)
             if tree is None:
                 return False
-            for node in ast.walk(tree):
+            for node in walk(tree):
                 if isinstance(node, ast.Attribute) and node.attr == attribute and not isinstance(node.ctx, ast.Load):
                     stores += 1
         return stores == 1
@@ -93,7 +95,7 @@ def _constructions(tree: ast.Module, owner: str, *, own: bool) -> Iterator[ast.C
     fine: set[int] = set()
     defined = 0
     uses: list[ast.AST] = []
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Call):
             if _last(node.func) == owner:
                 fine.add(id(node.func))
@@ -131,12 +133,12 @@ def _of_type(annotation: ast.expr | None) -> Iterator[ast.AST]:
         node = todo.pop()
         yield node
         if not isinstance(node, ast.Call):
-            todo.extend(ast.iter_child_nodes(node))
+            todo.extend(children(node))
 
 
 def _init(tree: ast.Module | None, owner: str) -> ast.FunctionDef | None:
     """Return the constructor of a class, if nothing is special about it."""
-    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner] if tree else []
+    classes = [node for node in walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner] if tree else []
     if len(classes) != 1:
         return None
     methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef)]
@@ -148,7 +150,7 @@ def _init(tree: ast.Module | None, owner: str) -> ast.FunctionDef | None:
 
 def _sets(init: ast.FunctionDef, attribute: str, parameter: str) -> bool:
     """Return whether a constructor always sets an attribute to what it is given, and not to something else."""
-    if any(isinstance(n, ast.Name) and n.id == parameter and not isinstance(n.ctx, ast.Load) for n in ast.walk(init)):
+    if any(isinstance(n, ast.Name) and n.id == parameter and not isinstance(n.ctx, ast.Load) for n in walk(init)):
         return False
     for statement in init.body:
         match statement:

@@ -14,6 +14,7 @@ from typing import Any
 
 from hangup.lint import constructed
 from hangup.lint.switches import CONSTRUCTED, is_environment, is_settings
+from hangup.lint.walking import walk
 
 DEPTH = 12  # of names and functions that are followed
 LINES_MAX = 12  # of a declaration
@@ -120,7 +121,7 @@ class _Scope:
                     self.bound[name] = value
                 case ast.If(test=test):
                     truth = self.truth(test)
-                    if truth is None and any(isinstance(n, ast.Return) for n in ast.walk(statement)):
+                    if truth is None and any(isinstance(n, ast.Return) for n in walk(statement)):
                         both = [self.run([*part, *body[index + 1 :]]) for part in (statement.body, statement.orelse)]
                         return both[0] if both[0] is not None and both[0] == both[1] else (UNKNOWN,)
                     result = None if truth is None else self.run(statement.body if truth else statement.orelse)

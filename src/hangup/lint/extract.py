@@ -16,6 +16,7 @@ from hangup.lint.passing import lost_calls
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
 from hangup.lint.text import annotation, places, reference
+from hangup.lint.walking import walk
 
 _STREAMS = frozenset(
     {"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse", "ServerSentEvent", "Stream", "StreamResponse"}
@@ -100,11 +101,11 @@ class _Extract:
                 given = "given" if site.awaited and last not in _STARTING else "argument"
                 self.uses[id(argument)] = ("await" if waits else given, last)
             elif waits and kind is not ast.Name:
-                for node in ast.walk(argument):
+                for node in walk(argument):
                     if isinstance(node, ast.Call):
                         self.uses[id(node)] = ("await", last)
             elif kind is ast.Starred or kind is ast.GeneratorExp or kind is ast.ListComp:
-                for node in ast.walk(argument):
+                for node in walk(argument):
                     if isinstance(node, ast.Call):
                         self.uses[id(node)] = ("argument", last)
 

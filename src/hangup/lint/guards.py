@@ -13,6 +13,7 @@ from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.source import Function, Module, Site
 from hangup.lint.switches import CONSTRUCTED, Switches
 from hangup.lint.text import reference
+from hangup.lint.walking import walk
 
 Needs = frozenset[frozenset[str]]  # sets of parameters, of which one must be given; none: nothing is needed
 ALWAYS: Needs = frozenset()
@@ -84,7 +85,7 @@ class Guards:
         if not other or not self._wanted(node.test, holds=in_body):
             return False
         if id(other[0]) not in self._called:
-            nodes = (n for statement in other for n in ast.walk(statement))
+            nodes = (n for statement in other for n in walk(statement))
             self._called[id(other[0])] = {_last(n.func) for n in nodes if isinstance(n, ast.Call)}
         return _last(site.node.func) in self._called[id(other[0])]
 

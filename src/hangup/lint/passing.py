@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from hangup.lint.source import Function
+from hangup.lint.walking import walk
 
 # Methods by which something is put into what somebody else holds: out.append(text), await socket.send_json(answer).
 _HANDS_OVER = frozenset(
@@ -29,7 +30,7 @@ def lost_calls(scope: Function, *, walrus: bool = True) -> set[int]:
         if found := list(_links(statement, walrus=walrus)):
             links[id(statement)] = found
         if scope.yields and isinstance(statement, (ast.Expr, ast.Assign)):
-            leaving += [n.value for n in ast.walk(statement) if isinstance(n, (ast.Yield, ast.YieldFrom)) and n.value]
+            leaving += [n.value for n in walk(statement) if isinstance(n, (ast.Yield, ast.YieldFrom)) and n.value]
     live = {parameter.arg for parameter in scope.parameters}.union(*map(_names, leaving))
     passing: set[int] = set()
     waiting = [(number, link) for number, found in links.items() for link in found]
@@ -93,7 +94,7 @@ def _links(statement: ast.stmt, *, walrus: bool) -> Iterator[_Link]:
             if isinstance(call.func, ast.Attribute) and call.func.attr in _HANDS_OVER:
                 yield set(_changed(call.func.value)), [*call.args, *(keyword.value for keyword in call.keywords)]
     if walrus and not isinstance(statement, _SCOPES):
-        yield from (({n.target.id}, [n.value]) for n in ast.walk(statement) if isinstance(n, ast.NamedExpr))
+        yield from (({n.target.id}, [n.value]) for n in walk(statement) if isinstance(n, ast.NamedExpr))
 
 
 def _changed(target: ast.expr) -> Iterator[str]:
@@ -114,7 +115,7 @@ def _changed(target: ast.expr) -> Iterator[str]:
 def _names(value: ast.expr) -> set[str]:
     """Return the names in an expression, and attributes of the instance, but not the instance."""
     found: set[str] = set()
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute) and (name := _of_instance(node)):

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 
+from hangup.lint.walking import children, walk
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LoopNode = ast.For | ast.AsyncFor | ast.While
 
@@ -211,7 +213,7 @@ class Module:
         """Return the nodes of a function, with those of functions inside it; computed once."""
         found = self._nodes.get(function.number)
         if found is None:
-            found = self._nodes[function.number] = list(ast.walk(function.node))
+            found = self._nodes[function.number] = list(walk(function.node))
         return found
 
     def release(self) -> None:
@@ -250,7 +252,7 @@ def _yields(statement: ast.stmt) -> bool:
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return True
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            todo.extend(ast.iter_child_nodes(node))
+            todo.extend(children(node))
     return False
 
 

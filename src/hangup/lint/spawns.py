@@ -14,6 +14,7 @@ from hangup.lint.facts import FunctionFacts, Spawn
 from hangup.lint.source import Frame, Module, Site
 from hangup.lint.source import Function as Scope
 from hangup.lint.text import places, reference
+from hangup.lint.walking import walk
 
 _TASKS = frozenset({"create_task", "ensure_future"})
 _EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
@@ -71,7 +72,7 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
             _note(module, site, made, "node", arguments[min(1, len(arguments) - 1)])
     elif last == "CancelScope" and isinstance(site.statement, ast.With) and _is_true(site.keyword("shield")):
         for statement in site.statement.body:
-            for node in ast.walk(statement):
+            for node in walk(statement):
                 if isinstance(node, ast.Call):
                     _note(module, site, made, "shield", node.func, node)
 
@@ -163,7 +164,7 @@ def _is_stoppable(module: Module, site: Site) -> bool:
         if isinstance(argument, ast.Name):
             given += module.values_of(argument, site.function)
         for value in given:
-            for node in ast.walk(value):
+            for node in walk(value):
                 text = getattr(node, "id", None) or getattr(node, "arg", None) or getattr(node, "attr", None)
                 text = text or (node.value if isinstance(node, ast.Constant) else None)
                 if isinstance(text, str) and _STOPS.search(text):
@@ -233,7 +234,7 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
 
 
 def _names_in(node: ast.expr) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return {n.id for n in walk(node) if isinstance(n, ast.Name)}
 
 
 def _late_polls(module: Module, scope: Scope, made: FunctionFacts) -> None:
@@ -265,7 +266,7 @@ def _retries(module: Module, scope: Scope, made: FunctionFacts) -> None:
         if isinstance(loop, ast.While) and _is_true(loop.test):
             for node in loop.body:
                 if isinstance(node, ast.Try) and _repeats(module, loop, node):
-                    for tried in (n for s in node.body for n in ast.walk(s)):
+                    for tried in (n for s in node.body for n in walk(s)):
                         if isinstance(tried, ast.Call) and module.site(tried) is not None:
                             site = module.site(tried)
                             assert site is not None
@@ -295,13 +296,13 @@ def _repeats(module: Module, loop: ast.While, node: ast.Try) -> bool:
     one that might raise.
     """
     if not node.handlers or not any(
-        isinstance(n, (ast.Return, ast.Break)) for s in (*node.body, *node.orelse) for n in ast.walk(s)
+        isinstance(n, (ast.Return, ast.Break)) for s in (*node.body, *node.orelse) for n in walk(s)
     ):
         return False
-    if any(isinstance(n, (ast.AugAssign, ast.Compare, ast.Raise)) for s in loop.body for n in ast.walk(s)):
+    if any(isinstance(n, (ast.AugAssign, ast.Compare, ast.Raise)) for s in loop.body for n in walk(s)):
         return False
     for clause in node.handlers:
-        for inner in (n for s in clause.body for n in ast.walk(s)):
+        for inner in (n for s in clause.body for n in walk(s)):
             if isinstance(inner, (ast.Break, ast.Return)):
                 return False
             if isinstance(inner, ast.Call) and not _HARMLESS.search(module.dotted(inner.func)):

@@ -13,6 +13,7 @@ from functools import cache
 
 from hangup.lint.facts import UNKNOWN
 from hangup.lint.source import Module, Site
+from hangup.lint.walking import walk
 
 # Verbs that no other library uses.
 OWN_VERBS = frozenset(
@@ -456,7 +457,7 @@ def is_poll(site: Site, verb: str) -> bool:
     if verb != "retrieve" or not site.function.is_async:
         return False
     loops = [frame.node for frame in site.frame.outward() if isinstance(frame.node, ast.While)]
-    return any(isinstance(node, ast.Await) for loop in loops for node in ast.walk(loop))
+    return any(isinstance(node, ast.Await) for loop in loops for node in walk(loop))
 
 
 def _is_entered(site: Site) -> bool:
