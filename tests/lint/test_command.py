@@ -35,6 +35,20 @@ def lint(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[in
     return code, out, err
 
 
+@pytest.mark.parametrize("folder", ["backups/chat-old", "voice/speech", "legacy"])
+def test_where_a_project_lies_says_nothing_about_its_files(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In such folders of a project are old copies, or files about sound."""
+    project = tmp_path / folder
+    (project / "backups").mkdir(parents=True)
+    (project / "app.py").write_text(BAD)
+    (project / "also.py").write_text(RULES["HU004"].bad)
+    (project / "backups" / "app.py").write_text(BAD)
+    out = lint(capsys, project)[1]
+    assert [line.split(" ")[1] for line in out.splitlines() if ": HU" in line] == ["HU004", "HU005"]
+
+
 def test_exit_codes_are_those_of_ruff(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lint(capsys, project)[0] == 1
     assert lint(capsys, project, "--exit-zero")[0] == 0

@@ -17,16 +17,16 @@ from hangup.lint.purposes import is_old_copy, says_answer, says_generation
 STEPS_MAX = 2  # with branches on the way
 
 
-def says_so(path: str, handler: FunctionFacts, reference: str) -> bool:
+def says_so(project: Project, path: str, handler: FunctionFacts, reference: str) -> bool:
     """Return whether a name says that a handler in a file, or what is called for it, answers with generated text."""
-    if is_old_copy(path):
+    if is_old_copy(project.source.inside(path)):
         return False
     return says_answer(handler.path) or says_answer(handler.name) or says_generation(reference)
 
 
-def is_run_certainly(path: str, handler: FunctionFacts, reference: str, runs: Runs) -> bool:
+def is_run_certainly(project: Project, path: str, handler: FunctionFacts, reference: str, runs: Runs) -> bool:
     """Return whether a handler certainly makes a call, whatever it is asked for, and answers with what is generated."""
-    return runs.passed and not runs.decided and says_so(path, handler, reference)
+    return runs.passed and not runs.decided and says_so(project, path, handler, reference)
 
 
 def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs) -> bool:
@@ -38,7 +38,7 @@ def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs
     if (
         not runs.passed
         or any(step.lost for step in (call, *way))
-        or not says_so(handler[0], project.function(handler), call.ref)
+        or not says_so(project, handler[0], project.function(handler), call.ref)
     ):
         return False
     branches = runs.branches + sum(step.branches for step in (call, *way))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
@@ -47,6 +49,17 @@ class SourceFiles:
 
     def paths(self) -> Iterator[str]:
         yield from sorted({*self.read, *self._unread})
+
+    def inside(self, path: str) -> str:
+        """Return a path without the folder that all files are in: where a project lies says nothing about its files."""
+        return path[len(self._folder) :].lstrip("/") if path.startswith(self._folder) else path
+
+    @cached_property
+    def _folder(self) -> str:
+        try:
+            return os.path.commonpath([path.rpartition("/")[0] for path in (*self.read, *self._unread, *self.harmless)])
+        except ValueError:  # on several drives, or absolute and relative ones
+            return ""
 
     def has(self, path: str) -> bool:
         """Read a file, if it was not read before; return whether it could be parsed."""

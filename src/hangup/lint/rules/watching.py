@@ -86,7 +86,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
             continue
         if framework == "websocket" and not function.receives:
             continue  # what it calls reads from the socket, and so may notice
-        if has_no_client(function.name) or has_no_client(function.path) or makes_media(key[0]):
+        if has_no_client(function.name) or has_no_client(function.path) or makes_media(project.source.inside(key[0])):
             continue
         found = _first(project, key, framework)
         if found is None:
@@ -94,7 +94,7 @@ def nobody_watches_client(project: Project) -> Iterator[Hit]:
         place, name, runs = found
         hint = _BLIND_HINT if framework in BLIND else "" if function.is_async else _THREAD_HINT
         message = f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}"
-        yield Hit(key[0], place, message, hint, certain=is_run_certainly(key[0], function, name, runs))
+        yield Hit(key[0], place, message, hint, certain=is_run_certainly(project, key[0], function, name, runs))
 
 
 def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs] | None:
