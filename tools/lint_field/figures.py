@@ -28,6 +28,7 @@ PARTS = (
     "fourteenth",
     "fifteenth",
     "sixteenth",
+    "seventeenth",
 )  # in the order of time
 
 
