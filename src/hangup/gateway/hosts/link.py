@@ -130,12 +130,12 @@ class StoreLink:
                 await self._write_records(self._leading)
         await self._stop_leading()
         self._line.close()
-        self._life.close()
         await self._tasks.close()
         await self._mail.close()
         if self.up:
             with contextlib.suppress(SharedStateFailed):  # the others will find that this process is gone
                 await self.store.leave(self.name, self._snapshot(left=True), self._watch.term)
+        self._life.close()  # not before: a slow farewell must not be taken for a death
         await self.store.close()
 
     # The loop
