@@ -201,3 +201,27 @@ def test_the_source_is_not_named_where_a_factory_chooses_the_class() -> None:
     assert "chat.completions.create" not in found
     (found,) = messages(source.replace("return Two()", "raise ValueError"))
     assert "chat.completions.create" in found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "return await loop.run_in_executor(None, lambda: client.chat.completions.create(model='m', messages=[text]))",
+        "return await asyncio.to_thread(lambda: client.chat.completions.create(model='m', messages=[text]))",
+    ],
+)
+def test_what_a_lambda_calls_stands_for_it(line: str) -> None:
+    source = f"""
+        import asyncio
+        from fastapi import FastAPI
+        from openai import OpenAI
+
+        app = FastAPI()
+        client = OpenAI()
+
+        @app.post("/chat")
+        async def chat(text: str):
+            loop = asyncio.get_running_loop()
+            {line}
+    """
+    assert messages(source) == ["HU004 `client.chat.completions.create` runs to its end even if the client disconnects"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from hangup.lint.facts import Spawn
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
 
@@ -31,6 +32,11 @@ def chain(path: str, name: str, runs: Runs) -> str:
         return ""
     where = f"line {runs.line}" if runs.path == path else f"{runs.path}:{runs.line}"
     return f" (`{runs.source}`, {where})"
+
+
+def name_of(spawn: Spawn, runs: Runs) -> str:
+    """Return the name of what is started; a lambda has none, so what it calls stands for it."""
+    return runs.source if spawn.target.startswith("#") else spawn.target
 
 
 def is_startup(project: Project, key: Key) -> bool:

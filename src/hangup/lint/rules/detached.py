@@ -8,7 +8,7 @@ from hangup.lint.finding import Severity
 from hangup.lint.names import Key
 from hangup.lint.project import Project
 from hangup.lint.rule import Hit, rule
-from hangup.lint.rules.common import chain, is_startup, is_upkeep, streams_here
+from hangup.lint.rules.common import chain, is_startup, is_upkeep, name_of, streams_here
 
 
 @rule(
@@ -56,10 +56,11 @@ def inference_in_background(project: Project) -> Iterator[Hit]:
     for (path, number, index), runs in project.by_spawn.items():
         spawn = project.function((path, number)).spawns[index]
         if spawn.kind == "background" and not runs.streams and not runs.forwards and not is_upkeep(spawn.target):
+            name = name_of(spawn, runs)
             yield Hit(
                 path,
                 spawn.place,
-                f"`{spawn.target}` keeps running after the client disconnects{chain(path, spawn.target, runs)}",
+                f"`{name}` keeps running after the client disconnects{chain(path, name, runs)}",
             )
 
 
@@ -124,10 +125,11 @@ def task_never_cancelled(project: Project) -> Iterator[Hit]:
             and not _is_worker(project, key, spawn.target)
             and project.served.is_reached(key)
         ):
+            name = name_of(spawn, runs)
             yield Hit(
                 path,
                 spawn.place,
-                f"nobody cancels `{spawn.target}` when the client disconnects{chain(path, spawn.target, runs)}",
+                f"nobody cancels `{name}` when the client disconnects{chain(path, name, runs)}",
             )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hangup.lint.finding import Severity
 from hangup.lint.project import Project
 from hangup.lint.rule import Hit, rule
-from hangup.lint.rules.common import chain, is_startup, is_upkeep, runs_inference, streams_here
+from hangup.lint.rules.common import chain, is_startup, is_upkeep, name_of, runs_inference, streams_here
 
 
 @rule(
@@ -99,10 +99,11 @@ def producer_not_stopped(project: Project) -> Iterator[Hit]:
         if is_upkeep(spawn.target) or (spawn.kind == "executor" and spawn.handle == "await" and not function.yields):
             continue
         where = "its thread" if spawn.kind != "task" else "its task"
+        name = name_of(spawn, runs)
         yield Hit(
             path,
             spawn.place,
-            f"`{spawn.target}` keeps computing in {where} after the client disconnects{chain(path, spawn.target, runs)}",
+            f"`{name}` keeps computing in {where} after the client disconnects{chain(path, name, runs)}",
         )
 
 

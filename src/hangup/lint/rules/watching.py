@@ -14,7 +14,7 @@ from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
 from hangup.lint.purposes import has_no_client, is_no_answer, makes_media, says_generation
 from hangup.lint.rule import Hit, rule
-from hangup.lint.rules.common import chain
+from hangup.lint.rules.common import chain, name_of
 
 _HEAD = r"^(/api|/openai|/internal\w*|/worker)?(/v\d\w*)?"
 _COMPLETIONS = rf"completions$|(chat|text|code)/completion$|{_HEAD}/completion$"  # `/lessons/{{id}}/completion` is a state
@@ -145,7 +145,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             and not (spawn.kind == "method" and _may_watch(project, key, spawn.verb.rpartition(".")[2]))
         ):
             passed = found.passed and (sends or not spawn.lost)
-            return spawn.place, spawn.target, replace(found, passed=passed, decided=spawn.decided)
+            return spawn.place, name_of(spawn, found), replace(found, passed=passed, decided=spawn.decided)
     if (waiting := _first_chunk(project, key)) is not None:
         return waiting
     return _by_route(project, key, quiet) if _ROUTE.search(function.path) and function.answers else None
