@@ -479,25 +479,3 @@ def test_the_lead_is_taken_when_its_beat_stands_still_and_not_because_this_proce
     assert not watch.look(101.0, Lead("a", 3, 2))
     watch.note_term(7)
     assert watch.look(101.1, Lead("a", 3, 3)), "others have seen a later leader, which the store has lost"
-
-
-def test_a_gateway_lives_until_its_farewell_is_written() -> None:
-    """A leader asks a gateway that is silent for a second whether it lives; a slow farewell would be taken for a death."""
-
-    async def main() -> list[Life]:
-        link: Any = StoreLink(Settings(shared_state="redis://unused"), LimitSettings(), [0])
-        address = await link._life.open("127.0.0.1", [0])
-        found = []
-
-        async def leave(*_: object) -> None:
-            found.append(await life.ask(address, link.name))
-
-        async def close() -> None:
-            found.append(await life.ask(address, link.name))
-
-        link.store, link.up = SimpleNamespace(leave=leave, close=close), True
-        link._snapshot = lambda *, left: {"left": left}
-        await link.close()
-        return found
-
-    assert asyncio.run(main(), debug=True) == [Life.LIVES, Life.REFUSED]
