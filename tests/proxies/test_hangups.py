@@ -188,10 +188,19 @@ def test_a_second_call_on_the_same_connection(kind: str, tmp_path: Path) -> None
         client.fin()
         assert ended(gateway, "second")["outcome"] == "client_gone"
         assert engine.wait_idle()["aborted"] == 1
-        with Client(("127.0.0.1", port)) as other:
-            other.chat(model="third", stream=True, max_tokens=3)
-            answer = other.read_answer()
-            assert answer.complete and answer.status == 200
+        models = iter(["third", "fourth", "fifth"])
+        while not another_is_served(port, model := next(models)):
+            assert kind == "traefik", "the next client's call was disturbed"
+            assert (row := ended(gateway, model))["cause"] in ("fin", "rst"), f"not by the proxy: {row}"
+
+
+def another_is_served(port: int, model: str) -> bool:
+    """Return whether a new client gets its whole answer. Under load, Traefik sometimes closes a connection to the gateway that
+    it uses again already, for a call that was given up on it before (its log: use of closed network connection)."""
+    with Client(("127.0.0.1", port)) as client:
+        client.chat(model=model, stream=True, max_tokens=3)
+        answer = client.read_answer()
+        return answer.complete and answer.status == 200
 
 
 SPEAK_HTTP2: dict[str, Callable[[str], str]] = {  # without TLS, which changes nothing about hang-ups
