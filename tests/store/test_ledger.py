@@ -120,7 +120,7 @@ def test_many_accounts_take_few_statements(tmp_path: Path) -> None:
         statements.clear()
         with store._db_lock:
             assert store._write()
-        assert sum(statement.startswith("INSERT INTO spent") for statement in statements) == 6  # 128, 128, 32, 8, 4, 1 rows
+        assert sum(statement.startswith("INSERT INTO spent") for statement in statements) == 12  # 9 × 32, 8, 4, 1 rows
     rows = store.report(3600, "tenant")["rows"]
     assert {row["tenant"]: (row["calls"], row["tokens_delivered"]) for row in rows} == {f"t{at}": (2, 20) for at in range(301)}
     store.close()

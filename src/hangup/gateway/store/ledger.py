@@ -44,8 +44,8 @@ _DELETED_MINUTES: Final = 1440  # deleted per transaction
 _COUNTS_WAITING_MAX: Final = 10_000  # engine counts held in memory while the file cannot be written
 _EXACT_MAX: Final = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
 # Rows that one statement inserts. The writer takes Python's lock from the event loop once for each statement, not for each row,
-# and holds it for less than a millisecond to prepare the next.
-_ROWS_MAX: Final = 128
+# and holds it for a fraction of a millisecond to prepare the next. Old versions of SQLite take 999 values in a statement.
+_ROWS_MAX: Final = 32
 _MINUTES: Final = """
 SELECT min(first), max(last) FROM (
     SELECT min(minute) AS first, max(minute) AS last FROM spent
