@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hangup.core import reasons
-from hangup.core.account import Price
+from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Reason
@@ -229,9 +229,10 @@ class TestFailing:
         call.end(reasons.COMPLETED, 1.0)
         store.add_call(call, float("inf"), float("nan"), Price(per_hour=1.0))
         store.add_computed("b", 10**400)
+        store.add(Entry("a", "m", "b", "completed", Account(calls=1, tokens_in=10**400)))
         book(store)
-        assert store.report(3600, "tenant")["total"]["calls"] == 2
-        assert store._writer.is_alive()
+        assert store.report(3600, "tenant")["total"]["calls"] == 3
+        assert store._writer.is_alive() and not store.failing
         store.close()
 
     def test_what_was_never_written_is_counted(self, tmp_path: Path) -> None:

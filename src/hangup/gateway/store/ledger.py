@@ -276,7 +276,7 @@ class LedgerStore:
                 values.extend(key)
                 account = accounts[key]
                 for name in SUMS:
-                    values.append(_bounded(float(getattr(account, name))))  # noqa: PERF401 - compiled, this is fastest
+                    values.append(_bounded(getattr(account, name)))  # noqa: PERF401 - compiled, this is fastest
             db.execute(_insert_spent(count), values)
             at += count
 
@@ -394,9 +394,12 @@ def _insert_spent(count: int) -> str:
     )
 
 
-def _bounded(value: float) -> float:
-    """Clamp a number from an engine or a client to what SQLite and sums can represent; NaN becomes 0."""
-    return min(max(value, -_EXACT_MAX), _EXACT_MAX) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
+def _bounded(value: Any) -> float:
+    """Clamp a number from an engine or a client to what SQLite and sums can represent; NaN becomes 0.
+
+    `Any`: of a number that is declared as a float, the compiled code makes one first, and fails if it is too large.
+    """
+    return float(min(max(value, -_EXACT_MAX), _EXACT_MAX)) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
 
 
 def _drain(entries: deque[T]) -> Iterable[T]:
