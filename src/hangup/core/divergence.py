@@ -136,7 +136,7 @@ class DivergenceAlarm:
         span_s = last.at - first.at
         if span_s < self.terms.window_s or now < self._quiet_until:
             return None
-        busy_s = sum(tick.busy_s for tick in self._ticks) - first.busy_s
+        busy_s = sum((tick.busy_s for tick in self._ticks), 0.0) - first.busy_s
         alone_s = busy_s - (last.served_s - first.served_s)
         if alone_s > _ALONE_MAX * span_s and self._baseline:
             return DivergenceFinding("statistical", alone_s / span_s)

@@ -38,14 +38,14 @@ def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, sin
         weights: list[float] = [float(count) for count in known] if sum(known) else lived
         counts = _whole_parts(tokens, weights)
     exact = tokens is None or sum(known) > 0 or len(owners) == 1
-    all_lived = sum(lived)
+    all_lived = sum(lived, 0.0)
     parts = zip(owners, counts, lived, strict=True)
     return [ZombieShare(stop, count, alone_s * time_s / all_lived, exact) for stop, count, time_s in parts]
 
 
 def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
     """Split `total` by weight into whole numbers that add up to it."""
-    parts, given, passed, sum_of_all = list[int](), 0, 0.0, sum(weights)
+    parts, given, passed, sum_of_all = list[int](), 0, 0.0, sum(weights, 0.0)
     for weight in weights:
         passed += weight
         upto = round(total * passed / sum_of_all)

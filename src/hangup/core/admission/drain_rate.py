@@ -41,7 +41,7 @@ class DrainRates:
         if len(self._rates) == 1:
             return self._rates[None].per_s
         known = [rate.per_s for other, rate in self._rates.items() if overlap(eligible, other)]
-        return sum(per_s for per_s in known if per_s is not None) or None
+        return sum((per_s for per_s in known if per_s is not None), 0.0) or None
 
 
 def overlap(one: BackendNames, other: BackendNames) -> bool:

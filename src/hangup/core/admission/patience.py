@@ -105,8 +105,8 @@ class Patience:
         """Return whether some clients left at about that time and hardly any stayed longer."""
         first, last = _bin(at_s / _ALIKE), _bin(at_s * _CLIFF)
         left = self._by_time(_DEPARTED)
-        departed = sum(left[first : last + 1])
-        stayed = sum(left[last + 1 :]) + sum(self._by_time(_ENDED)[last + 1 :])
+        departed = sum(left[first : last + 1], 0.0)  # compiled, a sum without 0.0 must be an int
+        stayed = sum(left[last + 1 :], 0.0) + sum(self._by_time(_ENDED)[last + 1 :], 0.0)
         stayed += sum(now - since > at_s * _CLIFF for since, _ in self._live.values())
         return departed >= _ENOUGH_ALIKE and stayed <= _STAY_SHARE * departed
 

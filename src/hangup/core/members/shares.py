@@ -61,7 +61,7 @@ def tenant_shares(
 def _by_weight(capacity: float, demands: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
     """Divide by weight, but give nobody more than it would use (weighted max-min fairness)."""
     shares: dict[str, float] = {}
-    left, weight = max(capacity, 0.0), sum(weights.values())
+    left, weight = max(capacity, 0.0), sum(weights.values(), 0.0)
     for name in sorted(demands, key=lambda name: demands[name] / weights[name]):  # first those that need least of their share
         shares[name] = min(demands[name], left * weights[name] / weight) if weight > 0 else 0.0
         left, weight = left - shares[name], weight - weights[name]

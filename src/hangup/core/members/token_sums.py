@@ -38,8 +38,8 @@ class TokenSums:
         total = TokenRow(
             seen=sum(row.seen for row in everybody) + self._of_gone,
             unseen=sum(row.unseen for row in everybody),
-            call_s=sum(row.call_s for row in everybody),
-            served_s=sum(row.served_s for row in everybody),
+            call_s=sum((row.call_s for row in everybody), 0.0),
+            served_s=sum((row.served_s for row in everybody), 0.0),
             calls=sum(row.calls for row in everybody),
             textless=any(row.textless for row in everybody),
         )
