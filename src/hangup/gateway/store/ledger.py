@@ -394,12 +394,15 @@ def _insert_spent(count: int) -> str:
     )
 
 
-def _bounded(value: Any) -> float:
+def _bounded(value: object) -> float:
     """Clamp a number from an engine or a client to what SQLite and sums can represent; NaN becomes 0.
 
-    `Any`: of a number that is declared as a float, the compiled code makes one first, and fails if it is too large.
+    An int must be clamped as one: too large a float cannot be made of it.
     """
-    return float(min(max(value, -_EXACT_MAX), _EXACT_MAX)) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
+    if isinstance(value, int):
+        return float(min(max(value, -(2**53)), 2**53))
+    assert isinstance(value, float)
+    return min(max(value, -_EXACT_MAX), _EXACT_MAX) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
 
 
 def _drain(entries: deque[T]) -> Iterable[T]:
