@@ -236,11 +236,6 @@ class Module:
         return []
 
 
-_FIELDS = {
-    kind: tuple(f for f in kind._fields if f not in {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"})
-    for kind in vars(ast).values()
-    if isinstance(kind, type) and issubclass(kind, ast.AST)
-}
 _LEAVES = frozenset({ast.Name, ast.Constant})
 
 
@@ -432,9 +427,4 @@ class _Walk:
                 assert isinstance(node, ast.Lambda)
                 self.expression(node.body, self.enter(node, frame, ""), statement)
                 continue
-            for name in _FIELDS[kind]:
-                value = getattr(node, name, None)
-                if value.__class__ is list:
-                    stack.extend(v for v in value if isinstance(v, ast.AST))
-                elif isinstance(value, ast.AST):
-                    stack.append(value)
+            stack.extend(children(node))

@@ -1,6 +1,6 @@
-"""Walks over syntax trees: as `ast.walk`, in the same order, in half of the time.
+"""Walks over syntax trees: as `ast.walk`, in the same order, in less time.
 
-It leaves out `ctx`, which two in five nodes are and no rule reads.
+They leave out `ctx`, which a third of all nodes are and no rule reads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
     nodes = [node]
     for found in nodes:  # which grows meanwhile
         yield found
-        for name in _CHILDREN[found.__class__]:
-            value = getattr(found, name, None)
-            if value.__class__ is list:
-                nodes += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, ast.AST):
-                nodes.append(value)
+        nodes += children(found)
 
 
 def children(node: ast.AST) -> list[ast.AST]:
