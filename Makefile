@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup compile run demo test test-engines test-torch test-frameworks test-package test-proxies test-container test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
+.PHONY: help setup compile run demo test test-compiled test-engines test-torch test-frameworks test-package test-proxies test-container test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs site clean chaos kills mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -42,6 +42,10 @@ demo: setup  ## compare a plain proxy with hangup under clients that hang up; ta
 
 test: $(VENV)/.setup-test  ## run all tests, in parallel where that is safe; ARGS="-k name" selects some
 	$(BIN)/python -m tools.run_tests $(ARGS)
+
+# Tests that are in the process of what they test; COMPILED_TESTS is for those that start processes.
+test-compiled: .compiled/.ready  ## run the tests of the compiled modules in one process with them (two minutes to compile)
+	PYTHONPATH=.compiled/site:tests $(BIN)/python -m tools.run_tests tests/core tests/test_compiled.py $(ARGS)
 
 test-engines: $(VENV)/.setup-test  ## test with real engines, installed into HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp needs 0.5 GB; ENGINES="llama_cpp mlx_lm" for the library's sources
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)

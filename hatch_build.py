@@ -7,6 +7,7 @@ extension. All other modules, and the wheel without that variable, are plain Pyt
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -102,8 +103,20 @@ def _compile(out: Path) -> None:
             group_name="hangup",
             target_dir=temporary,
         )
+        _without_weak_references(extensions)
         arguments = ["-q", "build_ext", "--build-lib", str(out), "--build-temp", temporary, "--parallel", str(os.cpu_count())]
         setup(name="hangup", packages=[], ext_modules=extensions, script_args=arguments)
+
+
+def _without_weak_references(extensions: list[Any]) -> None:
+    """Take the place for weak references from classes that derive from one in Python, in the generated C files.
+
+    mypyc gives them one on Python 3.11, but its code drops a reference there that it does not own: once an object dies that had
+    a weak reference, the interpreter crashes at some later time. Without the place, `weakref.ref` raises TypeError, as it does
+    for all other compiled classes, and for these from Python 3.12 on.
+    """
+    for source in {Path(source) for extension in extensions for source in extension.sources}:
+        source.write_text(re.sub(r"^ *\.tp_weaklistoffset = .*\n", "", source.read_text(), flags=re.MULTILINE))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,21 @@
-"""What a compiled gateway needs of the sources; `make compile` and COMPILED_TESTS run the other tests on it."""
+"""What a compiled gateway needs of the sources; `make test-compiled` and COMPILED_TESTS run the other tests on it."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import inspect
+import importlib
 import pickle
+import weakref
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import pytest
+
 from hangup.config.load import Configuration
+from hangup.core.admission import Ticket
 from hangup.core.jobs import ItemCounts, JobStatus
 from hangup.gateway.apis.hosted_jobs import ProviderAnswer
 from hangup.gateway.jobs.provider import ProviderRecord
@@ -90,7 +94,7 @@ def test_what_workers_send_each_other_can_be_unpickled_when_it_is_compiled() -> 
     wrong = [
         each.__name__
         for each in sent
-        if is_compiled(Path(inspect.getfile(each)))
+        if is_compiled(PACKAGE.parent / (each.__module__.replace(".", "/") + ".py"))
         and each.__dataclass_params__.frozen  # type: ignore[attr-defined]
         and "__reduce__" not in vars(each)
     ]
@@ -100,3 +104,20 @@ def test_what_workers_send_each_other_can_be_unpickled_when_it_is_compiled() -> 
 def test_an_answer_of_a_provider_is_the_same_after_it_was_sent() -> None:
     answer = ProviderAnswer("resp_1", JobStatus.RUNNING, ItemCounts(queued=3), "m", 12.5, detached=False)
     assert pickle.loads(pickle.dumps(answer)) == answer
+
+
+def test_nothing_refers_weakly_to_a_compiled_object() -> None:
+    """mypyc's code for Python 3.11 would drop a reference too many, and the interpreter would crash later."""
+    if not hasattr(Ticket, "__mypyc_attrs__"):
+        pytest.skip("hangup is not compiled here")
+    with pytest.raises(TypeError, match="weak reference"):
+        weakref.ref(Ticket("a call"))
+    found = [
+        value
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if is_compiled(path)
+        for value in vars(importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))).values()
+        if isinstance(value, type) and hasattr(value, "__mypyc_attrs__") and not getattr(value, "_is_protocol", False)
+    ]
+    assert Ticket in found
+    assert [each.__qualname__ for each in found if each.__weakrefoffset__] == []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hangup.config import LimitSettings
 from hangup.core.admission import Admission, BackendLoad, Ticket
-from hangup.core.admission.patience import _ENOUGH, Patience, TenantPatience
+from hangup.core.admission.patience import _ENOUGH, KINDS_MAX, Patience, TenantPatience
 
 SHARES = st.lists(st.floats(0, 0.999), max_size=60)
 
@@ -140,17 +140,17 @@ def test_many_calls_change_nothing_while_all_leave_alike() -> None:
 def test_each_kind_of_client_has_its_own_patience() -> None:
     book = TenantPatience()
     one = book.of("curl", True)
-    assert book.of("curl", True) is one and one[0] is not one[1]
-    assert book.of("curl", False) is not one and book.of("python", True) is not one
+    assert book.of("curl", True) == one and one[0] is not one[1]  # a Patience equals itself alone
+    assert book.of("curl", False) != one and book.of("python", True) != one
 
 
 def test_names_of_clients_fill_no_memory() -> None:
     book = TenantPatience()
-    known = {name: book.of(str(name), True) for name in range(2 * TenantPatience.KINDS_MAX)}
-    assert len({id(kind) for kind in known.values()}) == 2 * TenantPatience.KINDS_MAX
+    known = {name: book.of(str(name), True) for name in range(2 * KINDS_MAX)}
+    assert len(set(known.values())) == 2 * KINDS_MAX
     rest = book.of("one more", True)
-    assert book.of("another", True) is rest and book.of("another", False) is not rest
-    assert all(book.of(str(name), True) is kind and kind is not rest for name, kind in known.items())
+    assert book.of("another", True) == rest and book.of("another", False) != rest
+    assert all(book.of(str(name), True) == kind and kind != rest for name, kind in known.items())
 
 
 @pytest.mark.parametrize(("step_s", "spare_s"), [(None, 10.0), (0.02, 8.0)])

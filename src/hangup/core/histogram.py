@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+Bounds = tuple[float, ...]  # not tuples of a known length: compiled, each histogram would get a copy
 
-TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+SECONDS: Final[Bounds] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+TOKENS: Final[Bounds] = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
 
 
 class Exemplar(NamedTuple):
@@ -24,7 +26,7 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "exemplars", "sum")
 
-    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+    def __init__(self, bounds: Bounds = SECONDS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0

@@ -11,6 +11,7 @@ import math
 from array import array
 from typing import Final
 
+KINDS_MAX: Final = 32  # kinds of clients of a tenant; all others count as one kind
 _FIRST_S: Final = 0.05  # where the first bin ends
 _BINS_PER_OCTAVE: Final = 16
 _BINS: Final = 15 * _BINS_PER_OCTAVE  # up to about half an hour
@@ -145,7 +146,6 @@ class TenantPatience:
     """The patience of one tenant's clients, by the name that they give themselves and by whether they read a stream."""
 
     __slots__ = ("_kinds",)
-    KINDS_MAX = 32  # kinds of clients; all others count as one kind
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, bool], tuple[Patience, Patience]] = {}
@@ -154,7 +154,7 @@ class TenantPatience:
         """Return the patience until the first token, and the patience for the whole answer."""
         found = self._kinds.get((client, stream))
         if found is None:
-            if len(self._kinds) >= 2 * self.KINDS_MAX:
+            if len(self._kinds) >= 2 * KINDS_MAX:
                 client = ""
             found = self._kinds.setdefault((client, stream), (Patience(), Patience()))
         return found
