@@ -205,7 +205,8 @@ class TestHistogram:
     def test_bounds_grow(self) -> None:
         for bounds in (SECONDS, TOKENS):
             assert list(bounds) == sorted(set(bounds)) and Histogram(bounds).counts == [0] * (len(bounds) + 1)
-        assert Histogram().bounds is SECONDS and Ledger().tokens_out.bounds == Ledger().tokens_in.bounds == TOKENS
+        assert Histogram().bounds is Histogram().bounds, "one for all"
+        assert Histogram().bounds == SECONDS and Ledger().tokens_out.bounds == Ledger().tokens_in.bounds == TOKENS
 
 
 class TestAccount:

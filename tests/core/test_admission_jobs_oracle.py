@@ -248,9 +248,10 @@ class JobsMachine(RuleBasedStateMachine):
             assert load.unread_tokens == sum(t.prompt for t in here if t.awaits_first_token and not t.job)
 
 
-def facts(actions: list[Action[Any]]) -> list[tuple[str, str]]:
-    """Return where the live calls are and why, but not which: queues of equal rank are ordered by their history."""
-    return [(s.name if s else "", r.code if r else "") for t, s, r in actions if not t.job]
+def facts(actions: list[Action[Any]]) -> list[tuple[int, str]]:
+    """Return how full the backends of the live calls are and why the others were refused, but not which: queues of equal rank
+    and equally loaded backends are ordered by their history."""
+    return [(s.in_flight if s else 0, r.code if r else "") for t, s, r in actions if not t.job]
 
 
 JobsMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

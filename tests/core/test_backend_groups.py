@@ -60,7 +60,7 @@ def test_groups_of_sets_that_nobody_asks_for_any_more_are_dropped() -> None:
 
 
 def test_a_backend_with_an_overdue_call_is_still_found() -> None:
-    """Noting an overdue call adds an entry to the heap, and that may be when old entries are dropped."""
+    """Noting an overdue call adds an entry, and that may be when old entries are dropped."""
     one, other = BackendLoad("one"), BackendLoad("other")
     fleet = Fleet([one, other])
     fleet.now = 100.0
@@ -72,8 +72,8 @@ def test_a_backend_with_an_overdue_call_is_still_found() -> None:
     waiting.unqueued = False
     for number in (2, 3):
         fleet.place(other, Ticket(number, blind=True), 100.0)
-    for entries in range(60, 73):  # the heap is tidied beyond 72
-        while len(fleet._all.heap) < entries:
+    for entries in range(60, 73):  # they are tidied beyond 72
+        while len(fleet._all) < entries:
             other.entered = NOT_ENTERED  # so that it gets one more entry
             fleet.load_changed(other)
         fleet.now = 200.0
@@ -82,7 +82,7 @@ def test_a_backend_with_an_overdue_call_is_still_found() -> None:
         one.awaiting_first_token[waiting] = None
 
 
-def test_calls_that_come_and_go_add_no_entries_to_the_heap() -> None:
+def test_calls_that_come_and_go_add_no_entries() -> None:
     loads = [BackendLoad(f"engine-{n}") for n in range(20)]
     fleet, chosen = Fleet(loads), []
     for now in range(200):
@@ -92,5 +92,5 @@ def test_calls_that_come_and_go_add_no_entries_to_the_heap() -> None:
         ticket: Ticket[int] = Ticket(now, blind=True)
         fleet.place(best, ticket, float(now))
         fleet.release(ticket, float(now))
-        assert len(fleet._all.heap) == len(loads)
+        assert len(fleet._all) == len(loads)
     assert all(set(chosen[at : at + 20]) == {load.name for load in loads} for at in range(0, 200, 20)), "not in turn"

@@ -1,12 +1,11 @@
 """`Fleet`: all backends as admission sees them, and the choice of the least loaded one that has room.
 
 The choice costs the same for a thousand backends as for one, also where only some of them can answer a call: each such set that
-is in use has a heap of its own (`BackendGroup`).
+is in use has a queue and a heap of its own (`BackendGroup`).
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -77,7 +76,7 @@ class Fleet:
         self.has_kv, self.smallest_cache = bool(caches), min(caches, default=0)
         self._capacity_at = -math.inf
         self.limit = 0
-        for load in self.loads:
+        for load in sorted(self.loads, key=_turn_of):
             load.limit_counted = 0
             load.entered = NOT_ENTERED
             self.load_changed(load)
@@ -131,7 +130,7 @@ class Fleet:
         while (top := group.top()) is not None:
             load = top[3]
             if load.awaiting_first_token and self.look_for_overdue(load):
-                continue  # the heap has changed: the top may be another entry now
+                continue  # the group has changed: the top may be another entry now
             return load if not load.kv_tokens or load.fits(kv) else self._look_past(group, kv)
         return None
 
@@ -139,12 +138,11 @@ class Fleet:
         """Try the next few backends: the least loaded one has no cache left for the call, or is not quiet."""
         passed: list[Entry] = []
         found = None
-        while found is None and len(passed) < _LOOK_PAST and (top := group.top()) is not None:
-            passed.append(heapq.heappop(group.heap))
+        while found is None and len(passed) < _LOOK_PAST and (top := group.take()) is not None:
+            passed.append(top)
             fits = top[3].fits(kv) and (alone is None or top[3].can_take_job(alone))
             found = top[3] if fits else None
-        for entry in passed:
-            heapq.heappush(group.heap, entry)
+        group.put_back(passed)
         return found
 
     def _group(self, eligible: frozenset[str]) -> BackendGroup | None:
@@ -157,7 +155,7 @@ class Fleet:
                 return None
             members = self._among(NOBODY, eligible)
             group = self._groups[eligible] = BackendGroup(members, self.now)
-            for load in members:
+            for load in sorted(members, key=_turn_of):
                 self._groups_of.setdefault(load, []).append(group)
                 load.entered = NOT_ENTERED
                 self.load_changed(load)
@@ -441,6 +439,10 @@ class Fleet:
         self.in_flight -= 1
         load.kv_used -= kv
         self.load_changed(load)
+
+
+def _turn_of(load: BackendLoad) -> int:
+    return load.turn
 
 
 def _never_delayed(since: float) -> float:
