@@ -53,6 +53,12 @@ _GENERATES = re.compile(
     r"|(?<!para)graph(?!ql)|crew|translat|explain|analy[sz]e|suggest|recommend|review|rewrit|infer|predict|(?-i:(?<![A-Za-z])(rag|RAG|Rag|bot|Bot)(?![a-z]))|(rag|bot)(_|\.|\(|$)",
     re.I,
 )
+# Whoever calls it hands something in, works through many things, or tries something out: the text is not what they wait for.
+_OTHER_ENDS = re.compile(
+    r"(^|[_/-])(uploads?|imports?|scans?|batch\w*|all|weekly|nightly|monthly|re_?process\w*|artifacts?"
+    r"|memor(y|ies)|preferences?|learnings|reflect\w*|demo|dev|debug\w*|echo|admin|mcp)([_/-]|$)",
+    re.I,
+)
 # A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
 _OLD_COPY = re.compile(r"(^|[/_.-])(back_?ups?|bak|old|archived?|deprecated|original|copy)(\d|[/_.-]|$)|(^|/)legacy/", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -82,6 +88,11 @@ def makes_media(path: str) -> bool:
 def says_answer(name: str) -> bool:
     """Return whether a handler with this name, or a route with this path, answers with generated text."""
     return _ANSWERS.search(name) is not None
+
+
+def has_other_end(name: str) -> bool:
+    """Return whether a handler, a route or a function serves another end than an answer by its name, though it may answer."""
+    return _OTHER_ENDS.search(_CAMEL.sub("_", name)) is not None
 
 
 def says_generation(reference: str) -> bool:
