@@ -108,3 +108,62 @@ def test_a_text_with_no_place_for_what_is_put_in(line: str, number: int) -> None
             return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
     """
     assert len(lint_source(dedent(source))) == number
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("summarize(text)", 0),
+        ("summarize(prompt=text)", 0),
+        ("summarize(text, text)", 1),
+        ("summarize(text, document=text)", 1),
+        ("summarize(*text)", 1),
+        ("summarize(**text)", 1),
+        ("wrapped(text)", 1),
+        ("Service().summarize(text)", 0),
+        ("Service().summarize(text, text)", 1),
+    ],
+)
+def test_a_call_that_lacks_an_argument_raises(call: str, number: int) -> None:
+    source = f"""
+    import fastapi
+    from openai import OpenAI
+
+    app = fastapi.FastAPI()
+    client = OpenAI()
+
+    def summarize(text, document, limit=5):
+        return client.chat.completions.create(model="m", messages=[text])
+
+    @with_document
+    def wrapped(text, document):
+        return client.chat.completions.create(model="m", messages=[text])
+
+    class Service:
+        def summarize(self, text, document):
+            return client.chat.completions.create(model="m", messages=[text])
+
+    @app.post("/summarize")
+    def post(text: str):
+        return {call}
+    """
+    assert len(lint_source(dedent(source))) == number
+
+
+@pytest.mark.parametrize(
+    ("package", "number"),
+    [
+        ("from .engine import Engine", 1),
+        ("from .engine import OldEngine", 0),
+        ("from bot.engine import OldEngine", 0),
+        ("try:\n    from .engine import OldEngine\nexcept ImportError:\n    OldEngine = None", 1),
+    ],
+)
+def test_a_package_that_cannot_be_imported_serves_nobody(tmp_path: Path, package: str, number: int) -> None:
+    (tmp_path / "bot").mkdir()
+    (tmp_path / "bot" / "__init__.py").write_text(package)
+    (tmp_path / "bot" / "engine.py").write_text("class Engine:\n    limit = 5\n")
+    (tmp_path / "bot" / "agent.py").write_text(dedent(AGENT))
+    made = dedent(APP).format(imported="from bot.agent import Agent", made="agent = Agent('m')")
+    (tmp_path / "app.py").write_text(made)
+    assert len(lint_paths([tmp_path]).findings) == number

@@ -1,7 +1,7 @@
 """Modules that cannot be imported: their handlers serve nobody.
 
 Only what is certain counts: a constructor of the project that the module itself calls without a required argument, and a name
-that is imported from a module of the project whose text does not have it.
+that is imported from a module of the project whose text does not have it, in the file itself or in one that it imports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hangup.lint.names import Names
 from hangup.lint.source import Module
 from hangup.lint.walking import walk
 
-_FROM = re.compile(r"^from[ \t]+(\.[.\w]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n;(]+))", re.M)
+_FROM = re.compile(r"^from[ \t]+([.\w]+)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n;(]+))", re.M)
 _COMMENT = re.compile(r"#[^\n]*")
 _DYNAMIC = re.compile(r"import[ \t]*\*|__getattr__|globals\(|exec\(|setattr\(|sys\.modules")
 
@@ -29,13 +29,13 @@ def made_at_import(module: Module) -> Iterator[tuple[str, int, list[str]]]:
 
 
 def required(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    """Return the parameters of a constructor that have no default."""
-    if node.name != "__init__" or node.decorator_list:
-        return []
+    """Return the parameters of a function that have no default, without the instance."""
+    if node.decorator_list:
+        return []  # which may give some of them
     given = node.args
     positional = [*given.posonlyargs, *given.args]
-    optional = len(given.defaults)
-    found = [p.arg for p in positional[1 : len(positional) - optional]]
+    first = int(bool(positional) and positional[0].arg in {"self", "cls"})
+    found = [p.arg for p in positional[first : len(positional) - len(given.defaults)]]
     return found + [p.arg for p, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
 
 
@@ -59,11 +59,14 @@ class Broken:
         self._names = names
         self._text = text
         self._known: dict[str, bool] = {}
+        self._lacking: dict[str, bool] = {}
 
     def is_broken(self, path: str) -> bool:
         """Return whether importing a file always raises."""
         if path not in self._known:
-            self._known[path] = self._lacks_argument(path) or self._lacks_name(path)
+            imported = {path, *(module for module, _ in self._imported(path))}
+            packages = {package for module in imported if (package := self._names.package_of(module))}
+            self._known[path] = self._lacks_argument(path) or any(self._lacks_name(file) for file in imported | packages)
         return self._known[path]
 
     def _lacks_argument(self, path: str) -> bool:
@@ -82,10 +85,19 @@ class Broken:
         return False
 
     def _lacks_name(self, path: str) -> bool:
-        """Return whether a relative import, outside of any block, names something that the module does not."""
+        """Return whether an import of the project's own, outside of any block, names something that the module does not."""
+        if path not in self._lacking:
+            self._lacking[path] = any(
+                self._names.lacks(module, name, self._text, _DYNAMIC) for module, name in self._imported(path)
+            )
+        return self._lacking[path]
+
+    def _imported(self, path: str) -> Iterator[tuple[str, str]]:
+        """Yield the files of the project that a file imports from, outside of any block, each with a name in it."""
         for match in _FROM.finditer(self._text(path)):
+            if match[1] == "__future__":
+                continue
             for part in _COMMENT.sub("", match[2] or match[3]).replace("\\", " ").split(","):
                 name = part.split()[0] if part.split() else ""
-                if name.isidentifier() and self._names.lacks(path, match[1], name, self._text, _DYNAMIC):
-                    return True
-        return False
+                if name.isidentifier() and (module := self._names.file_of(path, match[1], name)):
+                    yield module, name

@@ -6,7 +6,7 @@ import ast
 import re
 from collections import defaultdict
 
-from hangup.lint import spawns, vocabulary
+from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.broken import made_at_import, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
@@ -115,6 +115,9 @@ class _Extract:
         made = FunctionFacts(scope.name, scope.class_name, outer, places(node) if scope.outer is not None else (1, 1, 1, 1))
         made.is_async, made.yields = scope.is_async, bool(scope.yields)
         made.assigned = {name: refs for name, values in scope.assigned.items() if (refs := _references(values))}
+        for name, values in scope.assigned.items():
+            if held := [item for value in values if isinstance(value, ast.Dict) for item in value.values]:
+                made.assigned[name + "[]"] = _references([item for item in held if isinstance(item, (ast.Name, ast.Attribute))])
         for name, written in scope.annotated.items():
             if given := annotation(written):
                 made.assigned[name] = [given + "()", *made.assigned.get(name, ())]
@@ -201,8 +204,9 @@ class _Extract:
                 self.facts.registered.append((ref, framework, site.function.number))
         if last in _COMMON:
             return
-        verb = vocabulary.direct(module, site)
-        ref = reference(site.node.func)
+        made_inside = vocabulary.given_method(module, site)
+        verb = vocabulary.direct(module, made_inside or site)
+        ref = reference((made_inside if made_inside is not None and verb else site).node.func)
         if ref in {"anext", "next"} and site.node.args and (ref := reference(site.node.args[0])):
             ref += ".__anext__"
         if not verb and not ref:
@@ -219,10 +223,10 @@ class _Extract:
             verb, call.forwards = last, True
         if verb:
             call.direct = verb
-            call.stream = vocabulary.streams(module, site, verb)
-            call.blocking = vocabulary.blocks(module, site, verb)
+            call.stream = vocabulary.streams(module, made_inside or site, verb)
+            call.blocking = waiting.blocks(module, made_inside or site, verb)
             call.uncapped = vocabulary.uncapped(site)
-            if (use == "with" and call.blocking != 1) or vocabulary.is_poll(site, verb):
+            if (use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
                 call.use = "await"  # the function waits until the engine has finished
         made.calls.append(call)
 
@@ -236,6 +240,8 @@ class _Extract:
             return "await", ""
         if id(site.node) in self.uses:
             return self.uses[id(site.node)]
+        if isinstance(site.function.node, ast.Lambda) and site.function.node.body is site.node:
+            return "return", ""
         statement = site.statement
         if isinstance(statement, (ast.For, ast.AsyncFor)) and _contains(statement.iter, site.node):
             return "loop", ""

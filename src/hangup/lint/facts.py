@@ -82,7 +82,7 @@ class FunctionFacts:
     choices: int = 0  # how many values of a parameter it tells apart, if these are many
     without: list[str] = field(default_factory=list)  # parameters that are None or False unless they are given
     flags: dict[str, bool] = field(default_factory=dict)  # parameters that are True or False unless they are given
-    required: list[str] = field(default_factory=list)  # of a constructor: parameters without a default
+    required: list[str] = field(default_factory=list)  # parameters without a default
     provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)

@@ -203,6 +203,12 @@ def needed(
     return ALWAYS if frozenset() in found else frozenset(found)
 
 
+def fits(call: CallFacts, callee: FunctionFacts) -> bool:
+    """Return whether a call gives all that a function needs; one that does not raises."""
+    given = _given(call, callee) if callee.required else None
+    return given is None or all(name in given for name in callee.required)
+
+
 def _asked(wanted: str, given: dict[str, str], callee: FunctionFacts, is_off: Callable[[str], bool]) -> str | None:
     """Return what a caller must be given for its argument to be as wanted; "" for nothing, None if it is not."""
     sign = _NOT if wanted[0] == _NOT else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import PurePath
 
@@ -28,6 +28,7 @@ class Value:
     path: str = ""  # of the file that defines it, or that imports what made it
     number: int = 0
     name: str = ""  # of the class, or of what made it: "openai.AsyncOpenAI"
+    chosen: bool = False  # one of several that a dictionary holds
 
 
 _SEGMENT = re.compile(r"\(\)|\[\]|\.?[^.()\[\]]+")
@@ -122,11 +123,23 @@ class Names:
         wanted = tuple(module.split("."))
         return len(wanted) > 1 and sum(p[-len(wanted) :] == wanted for p, _ in self._all_modules.get(wanted[-1], ())) == 1
 
-    def lacks(self, importer: str, module: str, name: str, text: Callable[[str], str], dynamic: re.Pattern[str]) -> bool:
-        """Return whether a module of the project has nothing called `name`, and makes no names when it runs."""
-        full = f"{module}{'' if module.endswith('.') else '.'}{name}"
-        path = _module(self._all_modules, module, importer)
-        if not path or path.endswith("__init__.py") or _module(self._all_modules, full, importer):
+    def file_of(self, importer: str, module: str, name: str) -> str:
+        """Return the file of the project's own module that has `name`; "" if that is a module itself, or not the project's."""
+        if not self.is_own(module) or _module(
+            self._all_modules, f"{module}{'' if module.endswith('.') else '.'}{name}", importer
+        ):
+            return ""
+        return _module(self._all_modules, module, importer)
+
+    def package_of(self, path: str) -> str:
+        """Return the file that is run before that of a module in its folder; "" if there is none."""
+        found = str(PurePath(path).with_name("__init__.py"))
+        return found if found in self.parts or found in self.source.harmless else ""
+
+    @staticmethod
+    def lacks(path: str, name: str, text: Callable[[str], str], dynamic: re.Pattern[str]) -> bool:
+        """Return whether a module has nothing called `name`, and makes no names when it runs."""
+        if path.endswith("__init__.py"):
             return False
         return name not in (written := text(path)) and dynamic.search(written) is None
 
@@ -165,6 +178,9 @@ class Names:
         segments = _SEGMENT.findall(ref)
         if not segments:
             return None
+        if looked_up(segments):
+            found = self._name(path, number, segments[0] + "[]", depth)
+            return replace(found, chosen=True) if found is not None and found.kind == "function" else None
         value = self._name(path, number, segments[0], depth)
         for segment in segments[1:]:
             if value is None:
@@ -235,6 +251,8 @@ class Names:
         """Return what calling `value` returns."""
         if value.kind == "class":
             return self.instance(value)
+        if value.kind == "instance" and (value.name, "__call__") not in self.members[value.path]:
+            return value  # a parameter that is a class, type[Workflow]: what it makes
         if value.kind == "function" and depth > 0:
             for ref in self.function((value.path, value.number)).returned:
                 found = self.find(value.path, value.number, ref, depth - 1)
@@ -312,7 +330,7 @@ class Names:
         value = self.find(path, number, ref)
         if ref[:1] == "#":
             return True
-        if value is None or value.kind != "function" or len(self.callees(path, number, ref)) != 1:
+        if value is None or value.kind != "function" or value.chosen or len(self.callees(path, number, ref)) != 1:
             return False
         key = (path, number, ref.rpartition(".")[0])
         if key not in self._choices:
@@ -420,6 +438,11 @@ class Names:
         if similar:
             return similar[:MANY]
         return [] if verb in ANYONES or len(candidates) > MANY else candidates
+
+
+def looked_up(segments: list[str]) -> bool:
+    """Return whether a reference is to one of the values of a dictionary: PROVIDERS[name], PROVIDERS.get(name)."""
+    return segments[1:] in (["[]"], [".get", "()"])
 
 
 _OF_NO_TYPE = frozenset({"typing", "typing_extensions", "collections"})  # Dict, Any: what they hold may be anything

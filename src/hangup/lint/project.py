@@ -12,7 +12,7 @@ from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
-from hangup.lint.guards import ALWAYS, Needs, either, needed
+from hangup.lint.guards import ALWAYS, Needs, either, fits, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.included import Included
 from hangup.lint.names import ANYONES, Key, Names, words_in
@@ -105,7 +105,7 @@ class Project:
         self.names.add(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
-                for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(function, call.ref)):
+                for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(facts, function, call.ref)):
                     self._callers[_last(facts.imports.get(ref, ref))].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
                 self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
@@ -341,6 +341,8 @@ class Project:
         call = function.calls[index]
         if call.direct or caller == key or self.is_off(caller[0], call) or not self._resolves(caller, call.ref, key):
             return
+        if not fits(call, callee) and self.names.is_certain(*caller, call.ref):
+            return
         needs = needed(call, function, callee, runs.needs, lambda setting: self.defaults.rules_out(setting, caller[0]))
         if needs is None:
             return
@@ -455,10 +457,13 @@ def _knows_loops(function: FunctionFacts) -> bool:
     return any(_last(call.ref) in _LOOPS for call in function.calls) or bool(function.spawns)
 
 
-def _aliases(function: FunctionFacts, name: str) -> Iterator[str]:
-    """Yield what a called name may stand for: `run = service.ask; run(text)`, or a parameter's default."""
-    for ref in (*function.assigned.get(name, ()), function.parameters.get(name, "")):
-        if ref and ref[-1] not in ")]":
+def _aliases(facts: FileFacts, function: FunctionFacts, name: str) -> Iterator[str]:
+    """Yield what a called name may stand for: `run = service.ask; run(text)`, a parameter's default, or one of a dictionary."""
+    for ref in (name, *function.assigned.get(name, ()), function.parameters.get(name, "")):
+        held = ref.removesuffix("[]").removesuffix(".get()")
+        if held != ref:
+            yield from function.assigned.get(held + "[]", ()) or facts.functions[0].assigned.get(held + "[]", ())
+        elif ref != name and ref and ref[-1] not in ")]":
             yield ref
 
 

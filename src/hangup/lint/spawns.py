@@ -79,6 +79,10 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
 
 def _pass(module: Module, site: Site, made: FunctionFacts) -> None:
     """Note a function that an awaited call is given: `await retry(ask)` runs it, and `await in_thread(rag.query, text)`."""
+    for argument in site.node.args[:2]:
+        if isinstance(argument, ast.Lambda):
+            _note(module, site, made, "passed", argument)
+            return
     names = [a for a in site.node.args[:2] if isinstance(a, ast.Name)]
     inner = module.inner_names.get(site.function.number, ())
     if any(a.id in inner for a in names):
@@ -106,7 +110,8 @@ def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: as
             ref = f"#{next((f.number for f in module.functions if f.node is inner), -1)}"
     if not ref:
         return
-    pseudo = Site(call or ast.Call(func=target, args=[], keywords=[]), module.dotted(target), site.frame, site.statement)
+    made_of = call or ast.Call(func=target, args=[], keywords=site.node.keywords)  # to_thread(create, model=..., messages=...)
+    pseudo = Site(made_of, module.dotted(target), site.frame, site.statement)
     verb = vocabulary.direct(module, pseudo) if isinstance(target, (ast.Name, ast.Attribute)) else ""
     if (
         not verb

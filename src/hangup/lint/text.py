@@ -6,6 +6,15 @@ import ast
 
 from hangup.lint.facts import Place
 
+# What a parameter of one of these types is, the type in its brackets tells; a class stands for what it makes.
+_WRAPPERS = frozenset({"Optional", "Annotated", "Final", "ClassVar", "type", "Type"})
+# Of these, only an element or a call has the type in the brackets.
+_CONTAINERS = frozenset(
+    "list List dict Dict set Set frozenset FrozenSet tuple Tuple Sequence Iterable Iterator AsyncIterator AsyncIterable"
+    " Generator AsyncGenerator Callable Awaitable Coroutine Mapping MutableMapping Collection Deque deque defaultdict"
+    " DefaultDict Union Literal Queue".split()
+)
+
 
 def reference(node: ast.AST | None) -> str:
     """Return `a.b`, `a.b()` or `a[].b` for names, calls and subscripts; "" for anything else."""
@@ -30,17 +39,20 @@ def reference(node: ast.AST | None) -> str:
 
 
 def annotation(node: ast.AST | None) -> str:
-    """Return the class that an annotation names: Service for Service, Optional[Service], Service | None and "Service"."""
+    """Return the class that an annotation names: Service for Service, Optional[Service], Service | None and "Service".
+
+    type[Service] and Service[Request] name it as well.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.strip() if node.value.replace(".", "").isidentifier() else ""
     if isinstance(node, ast.BinOp):
         return annotation(node.left) or annotation(node.right)
     if isinstance(node, ast.Subscript):
         name = reference(node.value).rpartition(".")[2]
-        if name in {"Optional", "Annotated", "Final", "ClassVar"}:
+        if name in _WRAPPERS:
             inner = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
             return annotation(inner)
-        return ""
+        return "" if name in _CONTAINERS else annotation(node.value)
     if isinstance(node, (ast.Name, ast.Attribute)):
         ref = reference(node)
         return "" if ref in {"str", "int", "dict", "list", "bool", "float", "Any", "None", "bytes", "object"} else ref

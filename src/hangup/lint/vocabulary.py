@@ -13,7 +13,6 @@ from functools import cache
 
 from hangup.lint.facts import UNKNOWN
 from hangup.lint.source import Module, Site
-from hangup.lint.walking import walk
 
 # Verbs that no other library uses.
 OWN_VERBS = frozenset(
@@ -36,7 +35,7 @@ _SDK_TAILS = (
     "chat.complete",
 )
 # Verbs of these classes' instances that are inference.
-_CLIENTS = {
+CLIENTS = {
     "ollama.Client": frozenset({"chat", "generate"}),
     "ollama.AsyncClient": frozenset({"chat", "generate"}),
     "cohere.Client": frozenset({"chat", "generate"}),
@@ -44,7 +43,6 @@ _CLIENTS = {
     "cohere.AsyncClient": frozenset({"chat", "generate"}),
     "litellm.Router": frozenset({"completion", "text_completion"}),
 }
-_ASYNC_CLIENTS_OF_OTHERS = frozenset({"ollama.AsyncClient", "cohere.AsyncClient"})
 _FUNCTIONS = frozenset(
     {
         *(f"litellm.{name}" for name in ("completion", "text_completion", "responses", "aresponses")),
@@ -78,7 +76,7 @@ FRAMEWORKS_OF_CHAINS = frozenset(
 )
 AGENT_PACKAGES = frozenset("pydantic_ai agno phi crewai smolagents agents autogen strands google llama_index".split())
 LOCAL_ENGINES = frozenset("transformers torch llama_cpp mlx_lm mlx_vlm ctransformers vllm".split())
-_GENERATION_KEYWORDS = ("input_ids", "max_new_tokens", "streamer", "generation_config", "logits_processor", "sampling_params")
+GENERATION_KEYWORDS = ("input_ids", "max_new_tokens", "streamer", "generation_config", "logits_processor", "sampling_params")
 
 # Names whose calls make an object that computes when it is used.
 ASYNC_CLIENTS = frozenset(
@@ -111,20 +109,9 @@ _PIPELINE = "transformers.pipeline"
 _OTHER_TASKS = re.compile(
     r"classif|sentiment|^ner$|fill-mask|feature|speech|audio|detect|segment|depth|question-answering|matching|to-image"
 )
-_ASYNC_VERBS = re.compile(
-    r"^(a(completion|text_completion|invoke|stream\w*|batch|chat|complete|query|generate\w*|create|run|predict|call|responses)"
-    r"|\w+_async|async_\w+|a_initiate_chat|get_chat_message_contents?)$"
-)
-_BLOCKING_VERBS = frozenset(
-    "invoke batch predict run_sync generate_content create_chat_completion kickoff query stream_chat invoke_model converse"
-    " converse_stream invoke_model_with_response_stream invoke_agent retrieve_and_generate initiate_chat".split()
-)
-_BLOCKING_FUNCTIONS = frozenset(
-    "litellm.completion litellm.text_completion ollama.chat ollama.generate agents.Runner.run_sync replicate.run"
-    " openai.ChatCompletion.create openai.Completion.create openai.chat.completions.create openai.completions.create"
-    " openai.responses.create dashscope.Generation.call mlx_lm.generate mlx_vlm.generate".split()
-)
-_STREAM_VERBS = frozenset(
+# They run what they are given later, or elsewhere.
+_ONLY_HOLD = frozenset("partial Thread submit add_task create_task to_thread run_in_executor run_in_threadpool".split())
+STREAM_VERBS = frozenset(
     "stream astream astream_events astream_log stream_chat astream_chat astream_complete stream_complete"
     " generate_content_stream"
     " generate_stream stream_generate converse_stream invoke_model_with_response_stream run_streamed run_stream stream_async"
@@ -173,12 +160,27 @@ def direct(module: Module, site: Site) -> str:
         return ""  # as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
-    if _is_sdk_call(site, receiver, verb) or _is_named_call(module, site, receiver, verb) or _is_http_call(module, site):
+    if (
+        _is_sdk_call(module, site, receiver, verb)
+        or _is_named_call(module, site, receiver, verb)
+        or _is_http_call(module, site)
+    ):
         return verb
     made = maker_of(module, site)
     if made and (is_made_call(made, verb) or (made == _PIPELINE and _is_called(site))):
         return verb
     return ""
+
+
+def given_method(module: Module, site: Site) -> Site | None:
+    """Return the call that a function makes of a method that it is given: retry(client.chat.completions.create, model=...)."""
+    first = site.node.args[0] if site.node.args else None
+    if not isinstance(first, ast.Attribute) or first.attr not in _POSSIBLE or site.awaited:
+        return None
+    if site.keyword("messages", "input", "contents", "prompt") is None or site.name.rpartition(".")[2] in _ONLY_HOLD:
+        return None
+    call = ast.Call(func=first, args=site.node.args[1:], keywords=site.node.keywords)
+    return Site(call, module.dotted(first), site.frame, site.statement)
 
 
 def _is_called(site: Site) -> bool:
@@ -199,7 +201,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(_CAMEL.sub(r"\1_\2", last).lower().strip("_").split("_"))
 
 
-def _is_sdk_call(site: Site, receiver: str, verb: str) -> bool:
+def _is_sdk_call(module: Module, site: Site, receiver: str, verb: str) -> bool:
     name = site.name
     if name in _FUNCTIONS:
         return True
@@ -208,6 +210,8 @@ def _is_sdk_call(site: Site, receiver: str, verb: str) -> bool:
     if name.endswith(_SDK_TAILS):
         return True
     if name.endswith(("messages.create", "messages.stream")):
+        if site.has_double_star and not site.node.args and "anthropic" in module.packages:
+            return "threads" not in name  # Twilio sends messages by a call of the same name
         return (
             "threads" not in name and site.keyword("messages") is not None and site.keyword("max_tokens", "model") is not None
         )
@@ -246,7 +250,7 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
         return any(isinstance(frame.node, ast.While) for frame in site.frame.outward())  # it waits for an assistant
     if verb not in ENGINE_VERBS:
         return False
-    return bool(words & _ENGINE_NAMES) or (bool(packages & LOCAL_ENGINES) and site.keyword(*_GENERATION_KEYWORDS) is not None)
+    return bool(words & _ENGINE_NAMES) or (bool(packages & LOCAL_ENGINES) and site.keyword(*GENERATION_KEYWORDS) is not None)
 
 
 def _last_name(node: ast.expr) -> str:
@@ -298,7 +302,7 @@ def made_by(module: Module, value: ast.expr) -> str:
         return "hangup.chain"
     if last == "Agent" and module.packages & AGENT_PACKAGES:
         return "hangup.agent"
-    if name in _CLIENTS:
+    if name in CLIENTS:
         return name
     if name == _PIPELINE and _OTHER_TASKS.search(_task(value)):
         return ""
@@ -315,8 +319,8 @@ def _task(value: ast.Call) -> str:
 def is_made_call(made: str, verb: str) -> bool:
     """Return whether calling `verb` on what `made` returns is inference."""
     last = made.rpartition(".")[2]
-    if made in _CLIENTS:
-        return verb in _CLIENTS[made]
+    if made in CLIENTS:
+        return verb in CLIENTS[made]
     if last in CHAINS or made == "hangup.chain":
         return verb in CHAIN_VERBS or verb in OWN_VERBS or verb in {"__call__", "call"}
     if made == "hangup.agent" or (last == "Agent" and made.partition(".")[0] in AGENT_PACKAGES):
@@ -406,7 +410,7 @@ def _is_generation(body: ast.expr) -> bool:
 
 def streams(module: Module, site: Site, verb: str) -> int:
     """Return whether an inference call asks for a stream: 1, 0, or UNKNOWN if the call does not show it."""
-    if verb in _STREAM_VERBS and not (verb == "stream" and site.keyword("json") is not None):
+    if verb in STREAM_VERBS and not (verb == "stream" and site.keyword("json") is not None):
         return 1
     given = site.keyword("stream")
     if isinstance(given, ast.Constant):
@@ -423,49 +427,6 @@ def streams(module: Module, site: Site, verb: str) -> int:
     if site.keyword("streamer") is not None or verb == "stream":
         return 1
     return UNKNOWN if site.has_double_star and not verb.startswith(("generate", "ainvoke", "invoke")) else 0
-
-
-def blocks(module: Module, site: Site, verb: str) -> int:
-    """Return whether an inference call blocks its thread: 1, 0 for a coroutine or an async iterator, or UNKNOWN."""
-    if site.awaited or _ASYNC_VERBS.match(verb) or is_poll(site, verb):
-        return 0
-    if isinstance(site.statement, (ast.AsyncWith, ast.AsyncFor)) and _is_entered(site):
-        return 0  # `async with agent.run_stream(...)` takes an asynchronous API
-    if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests."):
-        return 1
-    made = maker_of(module, site)
-    last = made.rpartition(".")[2]
-    if last in ASYNC_CLIENTS or made in _ASYNC_CLIENTS_OF_OTHERS:
-        return 0
-    if last in SYNC_CLIENTS or made in _CLIENTS or last in LOCAL_MODELS or last == "pipeline":
-        return 1
-    if verb in _BLOCKING_VERBS:
-        return 1
-    if verb in ENGINE_VERBS and module.packages & LOCAL_ENGINES and site.keyword(*_GENERATION_KEYWORDS[:5]) is not None:
-        return 1
-    if verb == "generate" and site.has_double_star and "transformers" in module.packages and "vllm" not in module.packages:
-        return 1
-    if verb in _STREAM_VERBS and isinstance(site.statement, ast.For) and site.statement.iter is site.node:
-        return 1  # a plain loop reads it
-    if not site.function.is_async and isinstance(site.statement, (ast.Assign, ast.For, ast.With, ast.AnnAssign)):
-        return 1  # its result is used at once
-    return UNKNOWN
-
-
-def is_poll(site: Site, verb: str) -> bool:
-    """Return whether a call only asks how far the engine is, in a loop that awaits something in between."""
-    if verb != "retrieve" or not site.function.is_async:
-        return False
-    loops = [frame.node for frame in site.frame.outward() if isinstance(frame.node, ast.While)]
-    return any(isinstance(node, ast.Await) for loop in loops for node in walk(loop))
-
-
-def _is_entered(site: Site) -> bool:
-    """Return whether `async with` or `async for` takes what this call returns, not something in its arguments or its body."""
-    statement = site.statement
-    if isinstance(statement, ast.AsyncWith):
-        return any(item.context_expr is site.node for item in statement.items)
-    return isinstance(statement, ast.AsyncFor) and statement.iter is site.node
 
 
 def uncapped(site: Site) -> bool:

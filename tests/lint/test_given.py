@@ -1,0 +1,214 @@
+"""What is handed over and run elsewhere: methods of an SDK, lambdas, classes, and functions that a dictionary holds."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from hangup.lint import lint_source
+
+HEAD = """
+    import asyncio
+    import anthropic
+    import fastapi
+    from openai import AsyncOpenAI, OpenAI
+
+    app = fastapi.FastAPI()
+    client = AsyncOpenAI()
+    blocking = OpenAI()
+    claude = anthropic.AsyncAnthropic()
+
+    async def work(text):
+        return await client.chat.completions.create(model="m", messages=[text])
+
+    async def fetch(text):
+        return text
+"""
+
+
+def found(source: str) -> list[str]:
+    return [f"{f.code} {f.certainty}" for f in lint_source(dedent(HEAD) + dedent(source))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'return call(blocking.chat.completions.create, model="m", messages=[text])',
+        'made = self.breaker.call(blocking.chat.completions.create, model="m", messages=[text])\n        return made',
+    ],
+)
+def test_a_function_runs_the_method_of_an_sdk_that_it_is_given(line: str) -> None:
+    source = f"""
+    @app.post("/ask")
+    def ask(text: str):
+        {line}
+    """
+    assert found(source) == ["HU004 certain"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'later = partial(blocking.chat.completions.create, model="m", messages=[text])',
+        'pool.submit(blocking.chat.completions.create, model="m", messages=[text])',
+        "register(blocking.chat.completions.create)",
+        'post(blocking.files.create, input="m")',
+    ],
+)
+def test_a_method_that_is_only_held_is_not_run(line: str) -> None:
+    source = f"""
+    @app.post("/ask")
+    def ask(text: str):
+        {line}
+        return text
+    """
+    assert found(source) == []
+
+
+def test_a_thread_is_given_a_method_with_its_arguments() -> None:
+    source = """
+    @app.post("/ask")
+    async def ask(text: str):
+        return await asyncio.to_thread(sync_claude.messages.create, model="m", max_tokens=5, messages=[text])
+    """
+    assert found(source) == ["HU004 certain"]
+
+
+@pytest.mark.parametrize(("called", "findings"), [("work", ["HU004 certain"]), ("fetch", [])])
+def test_an_awaited_call_runs_the_lambda_that_it_is_given(called: str, findings: list[str]) -> None:
+    source = f"""
+    @app.post("/ask")
+    async def ask(text: str):
+        return await with_retry(lambda: {called}(text), attempts=2)
+    """
+    assert found(source) == findings
+
+
+@pytest.mark.parametrize("given", ["type[Workflow]", "Type[Workflow]"])
+def test_a_class_that_is_given_makes_an_instance(given: str) -> None:
+    source = f"""
+    class Workflow:
+        async def run(self, text):
+            return await work(text)
+
+    async def start(made_by: {given}, text):
+        return await made_by(limit=5).run(text)
+
+    @app.post("/ask")
+    async def ask(text: str):
+        return await start(Workflow, text)
+    """
+    assert found(source) == ["HU004 certain"]
+
+
+def test_a_generic_class_is_named_by_its_annotation() -> None:
+    source = """
+    from pydantic_ai import Agent as Helper
+
+    @app.post("/ask")
+    async def ask(text: str, helper: Helper[None, str] = fastapi.Depends(get_helper)):
+        return await helper.run(text)
+    """
+    assert found(source) == ["HU004 certain"]
+
+
+def test_containers_are_not_what_they_hold() -> None:
+    source = """
+    class Helper:
+        async def run(self, text):
+            return await work(text)
+
+    @app.post("/ask")
+    async def ask(text: str, found: list[Helper]):
+        return await found.run(text)
+    """
+    assert found(source) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "return await PROVIDERS[name](text)",
+        "run = PROVIDERS[name]\n        return await run(text)",
+        "run = PROVIDERS.get(name)\n        return await run(text)",
+    ],
+)
+@pytest.mark.parametrize(("held", "findings"), [("work", ["HU004 certain"]), ("fetch", [])])
+def test_a_dictionary_holds_functions(lines: str, held: str, findings: list[str]) -> None:
+    source = f"""
+    PROVIDERS = {{"one": {held}, "two": {held}}}
+
+    @app.post("/ask")
+    async def ask(text: str, name: str):
+        {lines}
+    """
+    assert found(source) == findings
+
+
+def test_which_of_its_functions_a_dictionary_gives_is_not_said() -> None:
+    source = """
+    PROVIDERS = {"one": work, "two": work}
+
+    async def answer(name, text):
+        run = PROVIDERS[name]
+        return await run(text)
+
+    @app.post("/ask")
+    async def ask(text: str, name: str):
+        return await answer(name, text)
+    """
+    (finding,) = lint_source(dedent(HEAD) + dedent(source))
+    assert finding.message == "`answer` runs to its end even if the client disconnects"
+
+
+@pytest.mark.parametrize(
+    ("call", "findings"),
+    [
+        ("claude.messages.create(**arguments)", ["HU004 certain"]),
+        ("claude.beta.threads.messages.create(**arguments)", []),
+        ("claude.messages.create(text, **arguments)", []),
+    ],
+)
+def test_messages_of_anthropic_whose_arguments_are_made_elsewhere(call: str, findings: list[str]) -> None:
+    source = f"""
+    @app.post("/ask")
+    async def ask(text: str):
+        arguments = arguments_for(text)
+        return await {call}
+    """
+    assert found(source) == findings
+
+
+@pytest.mark.parametrize(
+    ("lines", "findings"),
+    [
+        ("return made.choices[0].message.content", ["HU005 certain"]),
+        ('return made["choices"]', ["HU005 certain"]),
+        ("return (await made).choices", []),
+        ("made = await made\n        return made.choices", []),
+        ("return StreamingResponse(made)", []),
+    ],
+)
+def test_an_answer_that_is_read_without_await_was_waited_for(lines: str, findings: list[str]) -> None:
+    source = f"""
+    @app.post("/ask")
+    async def ask(text: str):
+        made = get_client().chat.completions.create(model="m", messages=[text])
+        {lines}
+    """
+    assert [level for level in found(source) if "HU005" in level] == findings
+
+
+@pytest.mark.parametrize(("entered", "findings"), [("with", ["HU005 certain"]), ("async with", [])])
+def test_a_stream_that_is_entered_without_async_blocks(entered: str, findings: list[str]) -> None:
+    source = f"""
+    @app.post("/ask")
+    async def ask(text: str):
+        async def events():
+            {entered} get_client().messages.stream(model="m", max_tokens=5, messages=[text]) as stream:
+                {"async " if entered == "async with" else ""}for part in stream:
+                    yield part
+        return fastapi.responses.StreamingResponse(events())
+    """
+    assert [level for level in found(source) if "HU005" in level] == findings
