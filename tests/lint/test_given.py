@@ -1,12 +1,14 @@
-"""What is handed over and run elsewhere: methods of an SDK, lambdas, classes, and functions that a dictionary holds."""
+"""What is handed over and run elsewhere: methods of an SDK, lambdas, classes, functions of a dictionary, and protocols."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from hangup.lint import lint_source
+from hangup.lint.run import lint_paths
 
 HEAD = """
     import asyncio
@@ -212,3 +214,69 @@ def test_a_stream_that_is_entered_without_async_blocks(entered: str, findings: l
         return fastapi.responses.StreamingResponse(events())
     """
     assert [level for level in found(source) if "HU005" in level] == findings
+
+
+PROTOCOL = {
+    "engine.py": """
+        from openai import AsyncOpenAI
+
+        class OpenAIEngine:
+            def __init__(self):
+                self.openai = AsyncOpenAI()
+
+            async def compose(self, text):
+                return await self.openai.chat.completions.create(model="m", messages=[text])
+    """,
+    "letters.py": """
+        from typing import Protocol
+
+        class Engine(Protocol):
+            async def compose(self, text): ...
+
+        class Letters:
+            def __init__(self, engine: Engine):
+                self.engine = engine
+
+            async def draft(self, text):
+                return await self.engine.compose(text)
+    """,
+    "container.py": """
+        from engine import OpenAIEngine
+        from letters import Letters
+
+        def get_letters() -> Letters:
+            return Letters(OpenAIEngine())
+    """,
+    "app.py": """
+        from fastapi import Depends, FastAPI
+        from container import get_letters
+        from letters import Letters
+
+        app = FastAPI()
+
+        @app.post("/letters")
+        async def post(text: str, letters: Letters = Depends(get_letters)):
+            return await letters.draft(text)
+    """,
+}
+
+
+def test_what_a_protocol_stands_for_is_put_together_elsewhere(tmp_path: Path) -> None:
+    for name, text in PROTOCOL.items():
+        (tmp_path / name).write_text(dedent(text))
+    assert [(Path(f.path).name, f.code) for f in lint_paths([tmp_path]).findings] == [("app.py", "HU004")]
+
+
+def test_of_several_calls_that_of_the_model_is_named() -> None:
+    source = """
+    async def answer_before(text):
+        return await work(text)
+
+    @app.post("/ask")
+    async def ask(text: str):
+        before = await answer_before(text)
+        made = await client.chat.completions.create(model="m", messages=[before])
+        return before, made
+    """
+    (finding,) = lint_source(dedent(HEAD) + dedent(source))
+    assert finding.message.startswith("`client.chat.completions.create` runs to its end")

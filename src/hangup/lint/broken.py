@@ -60,6 +60,7 @@ class Broken:
         self._text = text
         self._known: dict[str, bool] = {}
         self._lacking: dict[str, bool] = {}
+        self._imports: dict[str, list[tuple[str, str]]] = {}
 
     def is_broken(self, path: str) -> bool:
         """Return whether importing a file always raises."""
@@ -92,12 +93,18 @@ class Broken:
             )
         return self._lacking[path]
 
-    def _imported(self, path: str) -> Iterator[tuple[str, str]]:
-        """Yield the files of the project that a file imports from, outside of any block, each with a name in it."""
+    def _imported(self, path: str) -> list[tuple[str, str]]:
+        """Return the files of the project that a file imports from, outside of any block, each with a name in it."""
+        if path not in self._imports:
+            self._imports[path] = list(self._read_imports(path))
+        return self._imports[path]
+
+    def _read_imports(self, path: str) -> Iterator[tuple[str, str]]:
         for match in _FROM.finditer(self._text(path)):
-            if match[1] == "__future__":
+            module = match[1]
+            if not self._names.is_own(module):
                 continue
             for part in _COMMENT.sub("", match[2] or match[3]).replace("\\", " ").split(","):
                 name = part.split()[0] if part.split() else ""
-                if name.isidentifier() and (module := self._names.file_of(path, match[1], name)):
-                    yield module, name
+                if name.isidentifier() and (file := self._names.file_of(path, module, name)):
+                    yield file, name

@@ -124,12 +124,9 @@ class Names:
         return len(wanted) > 1 and sum(p[-len(wanted) :] == wanted for p, _ in self._all_modules.get(wanted[-1], ())) == 1
 
     def file_of(self, importer: str, module: str, name: str) -> str:
-        """Return the file of the project's own module that has `name`; "" if that is a module itself, or not the project's."""
-        if not self.is_own(module) or _module(
-            self._all_modules, f"{module}{'' if module.endswith('.') else '.'}{name}", importer
-        ):
-            return ""
-        return _module(self._all_modules, module, importer)
+        """Return the file of the module that has `name`; "" if that is a module itself, or not the project's."""
+        full = f"{module}{'' if module.endswith('.') else '.'}{name}"
+        return "" if _module(self._all_modules, full, importer) else _module(self._all_modules, module, importer)
 
     def package_of(self, path: str) -> str:
         """Return the file that is run before that of a module in its folder; "" if there is none."""

@@ -56,7 +56,7 @@ _GENERATES = re.compile(
 # Whoever calls it hands something in, works through many things, or tries something out: the text is not what they wait for.
 _OTHER_ENDS = re.compile(
     r"(^|[_/-])(uploads?|imports?|scans?|batch\w*|all|weekly|nightly|monthly|re_?process\w*|artifacts?"
-    r"|memor(y|ies)|preferences?|learnings|reflect\w*|demo|dev|debug\w*|echo|admin|mcp)([_/-]|$)",
+    r"|memor(y|ies)|preferences?|learnings|reflect\w*|evals?|demo|dev|debug\w*|echo|admin|mcp)([_/-]|$)",
     re.I,
 )
 # A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.

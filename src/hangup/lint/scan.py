@@ -34,7 +34,7 @@ _APPLYING = frozenset(
     b"FastAPI Flask Starlette Litestar Quart Sanic OpenAPI APIFlask include_router include_routers register_blueprint"
     b" register_blueprints mount add_routes".split()
 )
-_BASES = frozenset({b"abstractmethod", b"NotImplementedError", b"ABC"})
+_BASES = frozenset({b"abstractmethod", b"NotImplementedError", b"ABC", b"Protocol"})
 _ROUTE = re.compile(
     rb"@[\w.]+\(\s*(?:\w+\s*=\s*)?f?[\"'][^\"'\n]*(?:completions?|/(?:messages|responses|generate\w*|chat|infer|inference)"
     rb"|generateContent[^\"'\n]*|worker_generate\w*)/?[\"']",
@@ -137,24 +137,28 @@ def choose(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -> Selec
     reached = closure(reached | plugged, used)
     relevant = {path for path in reached if said[path] & computing}
     relevant |= {base for path in relevant for base in used(path) if said[base] & BASES}
-    matter = closure(relevant, users) & reached
-    below = closure((path for path in matter if said[path] & ROUTES), used)
-    return Selection(matter, below & matter)
+    leading = closure(relevant, users) & reached
+    wired = closure(leading, used) & reached  # what an application puts together with inference, maybe behind a protocol
+    matter = closure(leading | {path for path in wired if said[path] & BASES}, users) & reached
+    below = closure((path for path in leading if said[path] & ROUTES), used)
+    return Selection(matter, below & leading, leading)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files that matter, and those of them that are below a handler whose path is one of inference."""
+    """The files that matter, those below a handler whose path is one of inference, and those that lead to inference by
+    their imports."""
 
     matter: set[str]
     below: set[str]
+    leading: set[str]
 
     def first(self, said: Mapping[str, int]) -> set[str]:
         """Return the files in which the linter begins: those that may call inference by themselves."""
         wanted = INFERENCE | ROUTES
-        if any(said[path] & MAKES for path in self.matter):
+        if any(said[path] & MAKES for path in self.leading):
             wanted |= USES
-        found = {path for path in self.matter if said[path] & wanted}
+        found = {path for path in self.leading if said[path] & wanted}
         return found | {path for path in self.below if said[path] & FORWARDS}
 
 

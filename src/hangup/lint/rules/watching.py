@@ -36,7 +36,7 @@ _PREPARES = re.compile(
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
 _ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
-_Evidence = tuple[bool, bool, bool, bool, int, bool]
+_Evidence = tuple[bool, bool, bool, bool, int, bool, bool]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -154,7 +154,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
 def _evidence(call: CallFacts, runs: Runs, *, passed: bool) -> _Evidence:
     """Return how certain it is that a call runs a generation whenever the handler is called: the larger, the more."""
     says = says_generation(call.ref)
-    return not runs.forwards, not runs.needs, passed and says, passed, -call.branches, not call.maybe
+    return not runs.forwards, not runs.needs, passed and says, passed, -call.branches, not call.maybe, bool(call.direct)
 
 
 def _best(candidates: list[tuple[_Evidence, Place, str, Runs]]) -> tuple[Place, str, Runs]:
