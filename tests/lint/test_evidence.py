@@ -10,6 +10,7 @@ import pytest
 
 from hangup.cli.main import main
 from hangup.lint import lint_source
+from hangup.lint.purposes import says_generation
 
 HEAD = """
     from fastapi import FastAPI
@@ -74,6 +75,16 @@ def test_a_text_that_is_the_answer_is_certain_unless_a_name_says_otherwise(route
 )
 def test_what_is_handed_in_worked_through_or_tried_out_is_only_likely(route: str, name: str) -> None:
     assert levels(handler(route, name, "await work(text)")) == ["HU004 likely"]
+
+
+@pytest.mark.parametrize(("route", "name"), [("/query/upload", "post"), ("/batch", "summarize_batch"), ("/items", "ask_all")])
+def test_what_is_handed_in_may_be_answered_by_its_name(route: str, name: str) -> None:
+    assert levels(handler(route, name, "await work(text)")) == ["HU004 certain"]
+
+
+@pytest.mark.parametrize(("name", "says"), [("build_preview", False), ("review_text", True), ("paragraph_of", False)])
+def test_parts_of_other_words_do_not_say_that_text_is_generated(name: str, says: bool) -> None:
+    assert says_generation(name) is says
 
 
 def test_what_is_called_says_that_something_is_worked_through() -> None:

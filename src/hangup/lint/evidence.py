@@ -12,15 +12,20 @@ from __future__ import annotations
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import has_other_end, is_old_copy, says_answer, says_generation
+from hangup.lint.purposes import has_other_end, is_old_copy, says_answer, says_generation, takes_in
 
 STEPS_MAX = 2  # with branches on the way
 
 
 def is_for_answer(project: Project, path: str, handler: FunctionFacts, reference: str) -> bool:
-    """Return whether no name says that a handler in a file, or what is called for it, is for something else than an answer."""
+    """Return whether no name says that a handler in a file, or what is called for it, is for something else than an answer.
+
+    What takes something in needs a name that says that it answers: `/query/upload`, `summarize_batch`.
+    """
     names = (handler.path, handler.name, reference.rpartition(".")[2])
-    return not is_old_copy(project.source.inside(path)) and not any(has_other_end(name) for name in names)
+    if is_old_copy(project.source.inside(path)) or any(has_other_end(name) for name in names):
+        return False
+    return _says_so(handler, reference) or not any(takes_in(name) for name in names)
 
 
 def _says_so(handler: FunctionFacts, reference: str) -> bool:

@@ -50,13 +50,17 @@ _ANSWERS = re.compile(
 # What is called is a model, or says that it generates.
 _GENERATES = re.compile(
     r"llm|gpt|openai|gemini|claude|anthropic|ollama|chat|generat|complet|(^|[_.])ask|answer|agent|summar|invoke|prompt|assistant|chain"
-    r"|(?<!para)graph(?!ql)|crew|translat|explain|analy[sz]e|suggest|recommend|review|rewrit|infer|predict|(?-i:(?<![A-Za-z])(rag|RAG|Rag|bot|Bot)(?![a-z]))|(rag|bot)(_|\.|\(|$)",
+    r"|(?<!para)graph(?!ql)|crew|translat|explain|analy[sz]e|suggest|recommend|(?<!p)review|rewrit|infer|predict|(?-i:(?<![A-Za-z])(rag|RAG|Rag|bot|Bot)(?![a-z]))|(rag|bot)(_|\.|\(|$)",
     re.I,
 )
-# Whoever calls it hands something in, works through many things, or tries something out: the text is not what they wait for.
+# Whoever calls it tries something out, or looks after the service: the text is not what they wait for.
 _OTHER_ENDS = re.compile(
-    r"(^|[_/-])(uploads?|imports?|scans?|batch\w*|all|weekly|nightly|monthly|re_?process\w*|artifacts?"
-    r"|memor(y|ies)|preferences?|learnings|reflect\w*|evals?|demo|dev|debug\w*|echo|admin|mcp)([_/-]|$)",
+    r"(^|[_/-])(demo|dev|debug\w*|echo|evals?|admin|weekly|nightly|monthly|artifacts?)([_/-]|$)",
+    re.I,
+)
+# Whoever calls it hands something in, or works through many things; what they get back may be text, or a note that it is done.
+_TAKES_IN = re.compile(
+    r"(^|[_/-])(uploads?|imports?|scans?|batch\w*|all|re_?process\w*|memor(y|ies)|preferences?|learnings|reflect\w*|mcp)([_/-]|$)",
     re.I,
 )
 # A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
@@ -93,6 +97,11 @@ def says_answer(name: str) -> bool:
 def has_other_end(name: str) -> bool:
     """Return whether a handler, a route or a function serves another end than an answer by its name, though it may answer."""
     return _OTHER_ENDS.search(_CAMEL.sub("_", name)) is not None
+
+
+def takes_in(name: str) -> bool:
+    """Return whether a handler, a route or a function takes something in by its name."""
+    return _TAKES_IN.search(_CAMEL.sub("_", name)) is not None
 
 
 def says_generation(reference: str) -> bool:
