@@ -29,6 +29,8 @@ PARTS = (
     "fifteenth",
     "sixteenth",
     "seventeenth",
+    "eighteenth",
+    "nineteenth",
 )  # in the order of time
 
 
