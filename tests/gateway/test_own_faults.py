@@ -75,6 +75,7 @@ STEPS: list[tuple[Any, str, str, bytes]] = [
     (Backend, "request", "/v1/chat/completions", STREAM),
     (Pool, "idle_connection", "/v1/chat/completions", STREAM),
     (Pool, "connect", "/v1/chat/completions", STREAM),
+    (Pool, "connect_now", "/v1/chat/completions", STREAM),
     (Pool, "put_back", "/v1/chat/completions", STREAM),
     (EngineConnection, "_read_head", "/v1/chat/completions", STREAM),
     (EngineConnection, "ask", "/v1/chat/completions", STREAM),
@@ -109,9 +110,11 @@ def test_costs_one_call(where: Any, step: str, path: str, body: bytes, monkeypat
             await house.at_rest()
             asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
             failures = _fail_once(monkeypatch, where, step)
-            if where is Pool and step == "connect":
+            if where is Pool and step.startswith("connect"):
                 house.backend.pool.close_idle()
                 house.backend.pool._closed = False
+                if step == "connect":
+                    house.backend.pool._nearby = None
             await house.post(path, body)
             assert failures == [step], "the step was not taken"
             await house.at_rest()

@@ -179,7 +179,7 @@ class CallFlow(ClientRequest):
         attempt = self.attempt = Attempt(backend)
         self.call.sent(backend.name, time.monotonic())
         self.reset_timer()
-        attempt.connection = backend.pool.idle_connection()
+        attempt.connection = backend.pool.idle_connection() or backend.pool.connect_now()
         if attempt.connection is not None:
             self._send(attempt, attempt.connection)
         else:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from hangup.errors import WireError
+from hangup.gateway.backends.coming_transport import ComingTransport
 from hangup.gateway.backends.loop_beats import BEATS
 from hangup.gateway.http.body import BodyDecoder, Chunked, Counted, UntilClose
 from hangup.gateway.http.head import HEAD_END, ResponseHead
@@ -60,6 +61,7 @@ class EngineConnection(asyncio.Protocol):
     __slots__ = (
         "_asked_at",
         "_buffer",
+        "_coming",
         "_feed",
         "_got_bytes",
         "_handler",
@@ -87,6 +89,7 @@ class EngineConnection(asyncio.Protocol):
         self._handler: ResponseHandler | None = None
         self._feed: Callable[[bytes], None] | None = None
         self._buffer = b""
+        self._coming: ComingTransport | None = None  # what is there instead of the transport
         self._paused = False
         self._held_back = False  # not read from, because the engine has lost many connections at once
         self._asked_at = 0.0
@@ -99,13 +102,27 @@ class EngineConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.reused = False
 
+    def begin(self, sock: socket.socket) -> None:
+        """Take requests from now on, although the transport over this socket comes later."""
+        self.transport = self._coming = ComingTransport()
+        self._look_for_news(sock)
+
+    def _look_for_news(self, sock: socket.socket) -> None:
+        self._news = select.poll()
+        self._news.register(sock.fileno(), _NEWS)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming.give_to(self.transport)
+            if self._paused or self._held_back:
+                asyncio.get_running_loop().call_soon(self._read_nothing)  # uvloop starts to read after this
+            return
         sock = transport.get_extra_info("socket")
         if sock is None:
             return
-        self._news = select.poll()
-        self._news.register(sock.fileno(), _NEWS)
+        self._look_for_news(sock)
         if self._receive_bytes:
             # Otherwise the kernel would buffer megabytes of tokens for a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
@@ -206,6 +223,10 @@ class EngineConnection(asyncio.Protocol):
         """Stop reading: the receiver of the answer cannot take more at the moment."""
         if not self._paused and not self.transport.is_closing():
             self._paused = True
+            self.transport.pause_reading()
+
+    def _read_nothing(self) -> None:
+        if (self._paused or self._held_back) and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def resume(self) -> None:

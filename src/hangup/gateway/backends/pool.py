@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from hangup.config import BackendSettings, DiscoveredBackend, EngineLimits
 from hangup.core import reasons
 from hangup.errors import EngineFault, OutOfResources
+from hangup.gateway.backends import nearby
 from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.backends.own_lack import is_own_lack
 
@@ -60,7 +61,7 @@ Dial = Callable[[Callable[[], EngineConnection]], EngineConnection]  # joins a n
 class Pool:
     """Opens, keeps and ages connections; `open` holds each one until it is closed."""
 
-    __slots__ = ("_closed", "_dial", "_idle", "_loop", "_sweep", "_tls", "address", "limits", "open", "secret")
+    __slots__ = ("_closed", "_dial", "_idle", "_loop", "_nearby", "_sweep", "_tls", "address", "limits", "open", "secret")
 
     def __init__(
         self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
@@ -72,6 +73,7 @@ class Pool:
         self.open: set[EngineConnection] = set()
         self._loop = loop
         self._tls = _tls_context(settings) if self.address.tls else None
+        self._nearby = None if self.address.tls else nearby.family_of(self.address.at, loop)
         self._idle: deque[EngineConnection] = deque()
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
@@ -88,26 +90,44 @@ class Pool:
             connection.abort()
         return None
 
+    def connect_now(self) -> EngineConnection | None:
+        """Return a new connection to an engine on this machine; None if it is elsewhere, or does not answer at once."""
+        if self._dial is not None:
+            connection = self._dial(self._new)
+            self.open.add(connection)
+            return connection
+        if self._nearby is None:
+            return None
+        sock = nearby.connect(self._nearby, self.address.at, self.address.port, self.limits.engine_receive_bytes_max)
+        if sock is None:
+            return None
+        connection = self._new()
+        connection.begin(sock)
+        try:
+            nearby.make_transport(self._loop, sock, connection)
+        except OSError:
+            sock.close()
+            return None
+        self.open.add(connection)
+        return connection
+
+    def _new(self) -> EngineConnection:
+        return EngineConnection(self, self.limits.engine_header_bytes_max, self.limits.engine_receive_bytes_max)
+
     async def connect(self, *, last_resort: bool = False) -> EngineConnection:
         """Open a new connection; raise `EngineFault` if that fails or times out.
 
         `last_resort`: the engine counts as down and the call has no other. It gets a short timeout, so that the client does not
         wait for a connection that will most probably fail.
         """
-        address, limits = self.address, self.limits
-        within_s = min(limits.connect_s, _LAST_RESORT_S) if last_resort else limits.connect_s
-
-        def new() -> EngineConnection:
-            return EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max)
-
-        if self._dial is not None:
-            connection = self._dial(new)
-            self.open.add(connection)
-            return connection
+        if self._dial is not None and (joined := self.connect_now()) is not None:
+            return joined
+        address, connect_s = self.address, self.limits.connect_s
+        within_s = min(connect_s, _LAST_RESORT_S) if last_resort else connect_s
         try:
             async with asyncio.timeout(within_s):
                 _, connection = await self._loop.create_connection(
-                    new,
+                    self._new,
                     address.at,
                     address.port,
                     ssl=self._tls,
