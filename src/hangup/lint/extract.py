@@ -10,6 +10,7 @@ from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.broken import made_at_import, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
+from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.passing import lost_calls
@@ -133,6 +134,7 @@ class _Extract:
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
         ]
+        made.imported = list(imports_in(getattr(node, "body", []))) if not isinstance(node, ast.Lambda) else []
         self.guards = Guards(self.module, scope)
         made.choices = self.guards.choices
         last = raises_from(self.module, node)

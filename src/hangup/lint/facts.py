@@ -90,6 +90,7 @@ class FunctionFacts:
     spawns: list[Spawn] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)  # what its loops iterate over
     handled: list[str] = field(default_factory=list)  # task handles that are awaited, cancelled, returned or passed on
+    imported: list[tuple[int, int, str]] = field(default_factory=list)  # as `failing` writes imports
 
 
 @dataclass(slots=True)
@@ -145,11 +146,13 @@ def to_json(facts: FileFacts) -> list[Any]:
 
 _CALL = attrgetter(*(f.name for f in fields(CallFacts)))
 _SPAWN = attrgetter(*(f.name for f in fields(Spawn)))
-_HEAD = attrgetter(*(f.name for f in fields(FunctionFacts) if f.name not in {"calls", "spawns", "loops", "handled"}))
+_HEAD = attrgetter(
+    *(f.name for f in fields(FunctionFacts) if f.name not in {"calls", "spawns", "loops", "handled", "imported"})
+)
 
 
 def _function_row(f: FunctionFacts) -> list[Any]:
-    return [*_HEAD(f), [_CALL(c) for c in f.calls], [_SPAWN(s) for s in f.spawns], f.loops, f.handled]
+    return [*_HEAD(f), [_CALL(c) for c in f.calls], [_SPAWN(s) for s in f.spawns], f.loops, f.handled, f.imported]
 
 
 def from_json(row: list[Any]) -> FileFacts:
@@ -178,8 +181,9 @@ def _local(row: list[Any]) -> Local:
 
 
 def _function(row: list[Any]) -> FunctionFacts:
-    *head, calls, spawns, loops, handled = row
+    *head, calls, spawns, loops, handled, imported = row
     head[3] = _place(head[3])
     made = [CallFacts(c[0], _place(c[1]), *c[2:]) for c in calls]
     spawned = [Spawn(s[0], s[1], _place(s[2]), *s[3:]) for s in spawns]
-    return FunctionFacts(*(*head, made, spawned, loops, handled))
+    written = [(i[0], i[1], i[2]) for i in imported]
+    return FunctionFacts(*(*head, made, spawned, loops, handled, written))

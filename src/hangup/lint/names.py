@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import PurePath
 
 from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
 from hangup.lint.files import SourceFiles
+from hangup.lint.modules import Modules, Roots, lacks_method, shared
 
-Modules = dict[str, list[tuple[tuple[str, ...], str]]]  # last part of a module's name -> files with that name
 Key = tuple[str, int]  # a function: path of the file, number in it
 MANY = 64  # methods with one name, above which the name says nothing
 DEPTH = 8  # of assignments, imports and returns that are followed
@@ -24,7 +24,7 @@ DEPTH = 8  # of assignments, imports and returns that are followed
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    kind: str  # function, class, instance, module, or made (by code outside of the project)
+    kind: str  # function, class, instance, module, made (by code outside of the project), or missing (its import fails)
     path: str = ""  # of the file that defines it, or that imports what made it
     number: int = 0
     name: str = ""  # of the class, or of what made it: "openai.AsyncOpenAI"
@@ -44,7 +44,7 @@ class Names:
     def __init__(self, source: SourceFiles) -> None:
         self.source = source
         self.files = source.read
-        self.modules: Modules = defaultdict(list)
+        self.modules = Modules()
         self.parts: dict[str, tuple[str, ...]] = {}
         self.methods: dict[str, list[Key]] = defaultdict(list)
         self.members: dict[str, dict[tuple[str, str], int]] = {}  # path -> (class or "", name) -> number
@@ -55,7 +55,7 @@ class Names:
         self._choices: dict[tuple[str, int, str], bool] = {}
         self._rivals: dict[tuple[str, frozenset[str]], int] = {}
         for path in source.paths():
-            self.parts[path] = _add_module(self.modules, path)
+            self.parts[path] = self.modules.add(path)
 
     def add(self, path: str, facts: FileFacts) -> None:
         """Take in what a file defines."""
@@ -89,16 +89,27 @@ class Names:
     def _leads_nowhere(self, full: str, path: str) -> bool:
         if not full or not self.source.harmless:
             return False
-        found = _module(self._all_modules, full, path) or _module(self._all_modules, full.rpartition(".")[0] or ".", path)
+        found = self._anywhere(full, path) or self._anywhere(full.rpartition(".")[0] or ".", path)
         return found in self.source.harmless
 
     @cached_property
-    def _all_modules(self) -> Modules:
+    def _roots(self) -> Roots:
         """Return the modules with those that lead to no inference."""
-        modules: Modules = defaultdict(list)
-        for path in (*self.parts, *self.source.harmless):
-            _add_module(modules, path)
-        return modules
+        every = Modules()
+        for path in sorted({*self.parts, *self.source.harmless}):
+            every.add(path)
+        return Roots(every, self.source.text, self.source.naming, self._imports_of)
+
+    def _imports_of(self, path: str) -> Iterable[str]:
+        return self.files[path].imports.values() if path in self.files else ()
+
+    def _anywhere(self, name: str, importer: str) -> str:
+        """Return the file of a module, also if it leads to no inference."""
+        return self._roots.find(self._roots.every, name, importer)
+
+    def fails(self, module: str, importer: str) -> bool:
+        """Return whether importing a module always raises, though another application in the repository has it."""
+        return self._roots.fails(module, importer)
 
     def methods_named(self, name: str) -> list[Key]:
         """Return the methods with a name, without those that have no body of their own."""
@@ -109,11 +120,10 @@ class Names:
 
     def module(self, name: str, importer: str) -> str:
         """Return the file of a module that `importer` imports, or "" if the project has none."""
-        while path := _module(self.modules, name, importer):
+        while path := self._roots.find(self.modules, name, importer):
             if self.source.has(path):
                 return path
-            last = self.parts[path][-1]  # it cannot be parsed
-            self.modules[last] = [found for found in self.modules[last] if found[1] != path]
+            self.modules.remove(self.parts[path], path)  # it cannot be parsed
         return ""
 
     def is_own(self, module: str) -> bool:
@@ -121,12 +131,12 @@ class Names:
         if module.startswith("."):
             return True
         wanted = tuple(module.split("."))
-        return len(wanted) > 1 and sum(p[-len(wanted) :] == wanted for p, _ in self._all_modules.get(wanted[-1], ())) == 1
+        return len(wanted) > 1 and len(self._roots.every.fitting(wanted)) == 1
 
     def file_of(self, importer: str, module: str, name: str) -> str:
         """Return the file of the module that has `name`; "" if that is a module itself, or not the project's."""
         full = f"{module}{'' if module.endswith('.') else '.'}{name}"
-        return "" if _module(self._all_modules, full, importer) else _module(self._all_modules, module, importer)
+        return "" if self._anywhere(full, importer) else self._anywhere(module, importer)
 
     def package_of(self, path: str) -> str:
         """Return the file that is run before that of a module in its folder; "" if there is none."""
@@ -145,13 +155,18 @@ class Names:
         dots = full[: len(full) - len(full.lstrip("."))]
         names = full.lstrip(".").split(".")
         for size in range(len(names), 0, -1):
-            path = self.module(dots + ".".join(names[:size]), importer)
+            module = dots + ".".join(names[:size])
+            path = self.module(module, importer)
+            if not path and self.fails(module, importer):
+                return Value("missing", importer, name=full)
             if path:
                 value: Value | None = Value("module", path)
                 for name in names[size:]:
                     value = self.attribute(value, name, depth - 1) if value is not None else None
                 if value is None and self._leads_nowhere(full, importer):
                     return Value("made", importer, name=full)  # by a file that is not read, since there is no inference in it
+                if value is None and self._roots.lacks(path, names[size]):
+                    return Value("missing", importer, name=full)
                 return value
         if dots and len(names) == 1 and (path := self.module(dots, importer)):
             return self.attribute(Value("module", path), names[0], depth - 1)
@@ -256,7 +271,7 @@ class Names:
                 if found is not None:
                     return self.instance(found)
             return None
-        return value if value.kind == "made" else None
+        return value if value.kind in {"made", "missing"} else None
 
     def attribute(self, value: Value, name: str, depth: int) -> Value | None:
         if value.kind == "module":
@@ -273,7 +288,7 @@ class Names:
             return Value("made", value.path, name=f"{value.name}.{name}")
         if value.kind in {"instance", "class"}:
             return self._member(value.path, value.name, name, depth)
-        return None
+        return value if value.kind == "missing" else None
 
     def _state(self, name: str, depth: int) -> Value | None:
         """Return what app.state.x, or request.app.state.x, was set to anywhere in the project."""
@@ -362,6 +377,23 @@ class Names:
             value = self.called(value, depth - 1) if segment == "()" else self.attribute(value, segment[1:], depth - 1)
         return False
 
+    def lacks_method(self, path: str, number: int, ref: str) -> bool:
+        """Return whether a call raises: its receiver is made by a class of the project that has no method with that name."""
+        receiver, _, verb = ref.rpartition(".")
+        owner = self._name(path, number, "self", DEPTH) if receiver.startswith("self.") else None
+        if owner is not None:
+            held = self.classes[owner.path].get(owner.name)
+            made = held.attributes.get(receiver[5:], []) if held is not None else []
+        else:
+            made = self._assigned(path, number, receiver)
+        if len(made) != 1 or not made[0].removesuffix("()").isidentifier():
+            return False
+        value = self.find(path, number, receiver)
+        if value is None or made[0] != f"{value.name.rpartition('.')[2]}()":
+            return False
+        file = value.path if value.kind == "instance" else self._anywhere(value.name.rpartition(".")[0], value.path)
+        return bool(file) and lacks_method(self.source.text(file), value.name.rpartition(".")[2], verb)
+
     def _assigned(self, path: str, number: int, name: str) -> list[str]:
         """Return the references of what is assigned to a name, in the functions around or in the module."""
         functions = self.files[path].functions
@@ -408,8 +440,8 @@ class Names:
         """Leave out functions of other applications in the same tree, if there are any in this one."""
         here = self.parts[path]
         if here[0] in _FOLDERS_OF_SERVICES:
-            return [k for k in keys if _shared(here, self.parts[k[0]]) > 1 or self.parts[k[0]][0] != here[0]]
-        return [k for k in keys if _shared(here, self.parts[k[0]])] or keys
+            return [k for k in keys if shared(here, self.parts[k[0]]) > 1 or self.parts[k[0]][0] != here[0]]
+        return [k for k in keys if shared(here, self.parts[k[0]])] or keys
 
     def rivals(self, path: str, number: int, ref: str, found: list[Key]) -> int:
         """Return how many files without inference define what a call may run as well as these, if only names tell."""
@@ -445,37 +477,6 @@ def looked_up(segments: list[str]) -> bool:
 _OF_NO_TYPE = frozenset({"typing", "typing_extensions", "collections"})  # Dict, Any: what they hold may be anything
 _CARRIERS = frozenset({"flask.g", "flask.current_app", "quart.g", "quart.current_app"})  # they hold what the project puts there
 _FOLDERS_OF_SERVICES = frozenset({"services", "microservices"})  # each of them an application
-
-
-def _add_module(modules: Modules, path: str) -> tuple[str, ...]:
-    parts = PurePath(path).with_suffix("").parts
-    if parts and parts[-1] == "__init__":
-        parts = parts[:-1]
-    if parts:
-        modules[parts[-1]].append((parts, path))
-    return parts
-
-
-def _module(modules: Modules, name: str, importer: str) -> str:
-    level = len(name) - len(name.lstrip("."))
-    wanted = tuple(p for p in name.lstrip(".").split(".") if p)
-    if level:
-        base = PurePath(importer).parent.parts
-        base = base[: len(base) - (level - 1)] if level > 1 else base
-        wanted = (*base, *wanted)
-        return next((path for parts, path in modules.get(wanted[-1] if wanted else "", []) if parts == wanted), "")
-    if not wanted:
-        return ""
-    fitting = [(parts, path) for parts, path in modules.get(wanted[-1], []) if parts[-len(wanted) :] == wanted]
-    if not fitting:
-        return ""
-    near = PurePath(importer).parent.parts
-    return max(fitting, key=lambda f: (_shared(near, f[0]), -len(f[0])))[1]
-
-
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
-    """Return how many folders two paths share."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 _FILLERS = frozenset(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from hangup.lint.broken import Broken
 from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
+from hangup.lint.failing import drop_unreached
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
 from hangup.lint.guards import ALWAYS, Needs, either, fits, needed
@@ -18,6 +19,7 @@ from hangup.lint.included import Included
 from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer, only_labels
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
+from hangup.lint.undeclared import Undeclared
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
@@ -73,6 +75,7 @@ class Project:
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
         self._included = Included(source.naming, source.text)
+        self._undeclared = Undeclared(self.names, source.text, source.naming)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
         self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
@@ -103,6 +106,7 @@ class Project:
     def _add(self, path: str, facts: FileFacts) -> None:
         """Take in a file that was read."""
         self.names.add(path, facts)
+        drop_unreached(facts, lambda module: self.names.fails(module, path))
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
                 for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(facts, function, call.ref)):
@@ -203,7 +207,7 @@ class Project:
         for number, function in enumerate(self.files[path].functions):
             key = (path, number)
             for index, call in enumerate(function.calls):
-                if (call.direct and not self._calls_tool(key, call)) or self._judge_by_maker(key, call):
+                if (call.direct and not self._calls_no_model(key, call)) or self._judge_by_maker(key, call):
                     if self.graphs.may_be_graph(key, call.ref):
                         self._graphs.append((key, index, False))
                     else:
@@ -215,11 +219,11 @@ class Project:
                     else:
                         self._mark_direct_spawn(key, function, index, spawn, fresh)
 
-    def _calls_tool(self, key: Key, call: CallFacts) -> bool:
-        """Return whether the receiver of `invoke` is a function of the project, of which LangChain made a tool."""
+    def _calls_no_model(self, key: Key, call: CallFacts) -> bool:
+        """Return whether the receiver has no such method, or that of `invoke` is a function: LangChain made a tool of it."""
         receiver, _, verb = call.ref.rpartition(".")
         if verb not in {"invoke", "ainvoke"} or not receiver.isidentifier():
-            return False
+            return self.names.lacks_method(*key, call.ref)
         value = self.names.find(*key, receiver)
         return value is not None and value.kind == "function"
 
@@ -321,8 +325,8 @@ class Project:
         return 2 * len(chosen) < function.choices
 
     def is_off(self, path: str, call: CallFacts) -> bool:
-        """Return whether a call is made only with a setting that is off by default."""
-        return any(self.is_off_by(condition, path) for condition in call.switches)
+        """Return whether a call is made only with a setting that is off by default, or that does not exist."""
+        return any(self.is_off_by(condition, path) for condition in call.switches) or self._undeclared.stops(call, path)
 
     def is_off_by(self, condition: str, path: str) -> bool:
         """Return whether a condition, as it is written in a file, is false by default."""

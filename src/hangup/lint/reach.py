@@ -38,7 +38,9 @@ def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> f
         words = f" {entries[path].words} "
         for above, name in entries[path].imports:
             found = [file for parent, file in modules.get(name, ()) if above in {"", parent}]
-            yield from found if len(found) < 2 else (file for file in found if _may_mean(file, path, words))
+            if len(found) > 1:
+                found = [file for file in found if _may_mean(file, path, words)]
+            yield from _own_or_named(found, path, above, text) if above and len(found) > 1 else found
         folder = path
         while folder and (folder := os.path.dirname(folder)) in packages:  # noqa: PTH120
             yield packages[folder]
@@ -60,6 +62,20 @@ def _may_mean(file: str, importer: str, words: str) -> bool:
     own, folders = _folders(importer), _folders(file)
     other = next((folder for index, folder in enumerate(folders) if own[index : index + 1] != (folder,)), "")
     return not other or f" {other} " in words
+
+
+def _own_or_named(files: list[str], importer: str, folder: str, text: Callable[[str], bytes]) -> list[str]:
+    """Return those of several files in a folder of that name that an import can mean.
+
+    If the importer finds one in a folder above its own, it has to name others together with what their folder is in.
+    """
+    own = _folders(importer)
+    above = {file: _folders(file)[: -2 if file.endswith("__init__.py") else -1] for file in files}
+    near = {file for file in files if own[: len(above[file])] == above[file]}
+    if not near or len(near) == len(files):
+        return files
+    written = text(importer)
+    return [file for file in files if file in near or f"{above[file][-1]}.{folder}".encode() in written]
 
 
 @cache

@@ -1,0 +1,57 @@
+"""What is not run because an import before it fails: `from services.llm import ask`, where the own `services` has no llm."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from hangup.lint.facts import FileFacts
+
+
+class Import(NamedTuple):
+    """An import that a function, or a module, makes whenever it comes there."""
+
+    line: int
+    last: int  # line of the block that it is in: if it raises, what is between the two is not run
+    module: str
+
+
+def imports_in(body: list[ast.stmt]) -> Iterator[Import]:
+    """Yield the imports of modules in packages, outside of conditions and loops."""
+    last = (body[-1].end_lineno or body[-1].lineno) if body else 0
+    for statement in body:
+        match statement:
+            case ast.ImportFrom(module=str(module), level=0):
+                names = [module] if "." in module else [f"{module}.{alias.name}" for alias in statement.names]
+            case ast.Import():
+                names = [alias.name for alias in statement.names if "." in alias.name]
+            case ast.Try() | ast.With() | ast.AsyncWith():
+                yield from imports_in(statement.body)
+                continue
+            case _:
+                continue
+        yield from (Import(statement.lineno, last, name) for name in names)
+
+
+def drop_unreached(facts: FileFacts, fails: Callable[[str], bool]) -> None:
+    """Take the calls that come after a failing import out of a file's facts; if the module makes it, all that follow."""
+    failing = {
+        number: found
+        for number, function in enumerate(facts.functions)
+        if (found := [(line, last) for line, last, module in function.imported if fails(module)])
+    }
+    if not failing:
+        return  # as nearly always
+    for number, function in enumerate(facts.functions):
+        cut: list[tuple[int, int]] = []
+        here = number
+        while here >= 0:
+            cut += failing.get(here, ())
+            here = facts.functions[here].outer
+        function.calls = [c for c in function.calls if not _is_in(c.place[0], cut)]
+        function.spawns = [s for s in function.spawns if not _is_in(s.place[0], cut)]
+
+
+def _is_in(line: int, blocks: list[tuple[int, int]]) -> bool:
+    return any(first < line <= last for first, last in blocks)
