@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from hangup.lint.facts import FileFacts
 
+_LOOKED_AT = frozenset({ast.Import, ast.ImportFrom, ast.Try, ast.With, ast.AsyncWith})
+
 
 class Import(NamedTuple):
     """An import that a function, or a module, makes whenever it comes there."""
@@ -21,6 +23,8 @@ def imports_in(body: list[ast.stmt]) -> Iterator[Import]:
     """Yield the imports of modules in packages, outside of conditions and loops."""
     last = (body[-1].end_lineno or body[-1].lineno) if body else 0
     for statement in body:
+        if statement.__class__ not in _LOOKED_AT:
+            continue
         match statement:
             case ast.ImportFrom(module=str(module), level=0):
                 names = [module] if "." in module else [f"{module}.{alias.name}" for alias in statement.names]
@@ -29,7 +33,7 @@ def imports_in(body: list[ast.stmt]) -> Iterator[Import]:
             case ast.Try() | ast.With() | ast.AsyncWith():
                 yield from imports_in(statement.body)
                 continue
-            case _:
+            case _:  # a relative import
                 continue
         yield from (Import(statement.lineno, last, name) for name in names)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import PurePath
 
 Parts = tuple[str, ...]
@@ -44,7 +44,7 @@ class Modules:
     def relative(self, name: str, importer: str) -> str:
         """Return the file of a module whose name begins with dots, or "" if there is none."""
         level = len(name) - len(name.lstrip("."))
-        base = PurePath(importer).parent.parts
+        base = folder_of(importer)
         base = base[: len(base) - (level - 1)] if level > 1 else base
         return self.at.get((*base, *parts_of(name)), "")
 
@@ -81,7 +81,7 @@ class Roots:
         fitting = modules.fitting(wanted) if wanted else []
         if not fitting:
             return ""
-        near = PurePath(importer).parent.parts
+        near = folder_of(importer)
         if own := self.every.above(wanted, near):
             return own if modules.above(wanted, near) == own else ""
         if self._fails(wanted, importer):
@@ -93,13 +93,13 @@ class Roots:
         wanted = parts_of(name)
         if len(wanted) < 2 or name.startswith(".") or not self.every.fitting(wanted):
             return False
-        return not self.every.above(wanted, PurePath(importer).parent.parts) and self._fails(wanted, importer)
+        return not self.every.above(wanted, folder_of(importer)) and self._fails(wanted, importer)
 
     def _fails(self, wanted: Parts, importer: str) -> bool:
         """Return the same, for a module that is in none of the importer's roots."""
         key = (wanted, importer)
         if key not in self._failing:
-            near = PurePath(importer).parent.parts
+            near = folder_of(importer)
             roots = (near[:size] for size in range(len(near), -1, -1))
             root = next((r for r in roots if r + wanted[:1] in self.every.at and self._is_root(r, importer)), None)
             self._failing[key] = (
@@ -139,7 +139,7 @@ class Roots:
     @cached_property
     def _adding(self) -> list[tuple[Parts, str]]:
         """Return the files that change Python's path, as their folders and texts."""
-        return [(PurePath(path).parent.parts, text) for path, text in self._naming("path") if "sys.path" in text]
+        return [(folder_of(path), text) for path, text in self._naming("path") if "sys.path" in text]
 
 
 def lacks_method(text: str, class_name: str, method: str) -> bool:
@@ -150,6 +150,12 @@ def lacks_method(text: str, class_name: str, method: str) -> bool:
     return re.search(given, text, re.M) is None
 
 
+@cache
+def folder_of(path: str) -> Parts:
+    return PurePath(path).parent.parts
+
+
+@cache
 def parts_of(name: str) -> Parts:
     return tuple(part for part in name.split(".") if part)
 

@@ -32,8 +32,8 @@ class Undeclared:
 
     def stops(self, call: CallFacts, path: str) -> bool:
         """Return whether a call is not made because a setting in a condition around it, or in its arguments, raises."""
-        given = (value.partition("?")[2] for value in call.given if "?" in value)
-        return any(self._raises(written, path) for written in (*call.switches, *given) if written)
+        given = [value.partition("?")[2] for value in call.given if "?" in value]
+        return bool(call.switches or given) and any(self._raises(written, path) for written in (*call.switches, *given))
 
     def _raises(self, written: str, path: str) -> bool:
         head = written.partition("\n")[0]
@@ -50,8 +50,8 @@ class Undeclared:
         file = self._names.file_of(path, module, made) if module.strip(".") else ""
         return (
             bool(file)
-            and _only_imported(owner, self._text(path))
             and _holds_only_declared(made, self._text(file))
+            and _only_imported(owner, self._text(path))
             and all(_only_read(name, text) for _, text in self._naming(name))
         )
 
