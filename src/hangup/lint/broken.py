@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from hangup.lint.facts import UNKNOWN
 from hangup.lint.names import Names
 from hangup.lint.source import Module
 from hangup.lint.walking import walk
@@ -37,6 +38,14 @@ def required(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     first = int(bool(positional) and positional[0].arg in {"self", "cls"})
     found = [p.arg for p in positional[first : len(positional) - len(given.defaults)]]
     return found + [p.arg for p, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+
+
+def positional(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_method: bool) -> int:
+    """Return how many parameters of a function can be given without their names, without the instance."""
+    given = [*node.args.posonlyargs, *node.args.args]
+    if node.args.vararg is not None or (is_method and not (given and given[0].arg in {"self", "cls"})):
+        return UNKNOWN
+    return len(given) - is_method
 
 
 def raises_from(module: Module, node: ast.AST) -> int:

@@ -12,12 +12,13 @@ from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
-from hangup.lint.guards import ALWAYS, Needs, either, fits, needed
+from hangup.lint.guards import ALWAYS, Needs, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.included import Included
 from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer, only_labels
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
+from hangup.lint.unmade import Unmade
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
@@ -72,6 +73,7 @@ class Project:
         self.defaults = Defaults(source.naming)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
+        self._unmade = Unmade(self.names, source.naming)
         self._included = Included(source.naming, source.text)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
@@ -103,6 +105,7 @@ class Project:
     def _add(self, path: str, facts: FileFacts) -> None:
         """Take in a file that was read."""
         self.names.add(path, facts)
+        self._unmade.drop_unreached(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
                 for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(facts, function, call.ref)):
@@ -328,6 +331,10 @@ class Project:
         """Return whether a condition, as it is written in a file, is false by default."""
         return self.defaults.rules_out(condition, path)
 
+    def is_unmade(self, caller: Key, call: CallFacts, key: Key) -> bool:
+        """Return whether a call certainly does not run this function: it raises, or nobody awaits it."""
+        return self._unmade.is_unmade(caller, call, key, self.handler)
+
     def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a call runs this function; of several that it may run, at least half must run inference."""
         found = self.names.callees(caller[0], caller[1], ref)
@@ -341,7 +348,7 @@ class Project:
         call = function.calls[index]
         if call.direct or caller == key or self.is_off(caller[0], call) or not self._resolves(caller, call.ref, key):
             return
-        if not fits(call, callee) and self.names.is_certain(*caller, call.ref):
+        if self.is_unmade(caller, call, key):
             return
         needs = needed(call, function, callee, runs.needs, lambda setting: self.defaults.rules_out(setting, caller[0]))
         if needs is None:
