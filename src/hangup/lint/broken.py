@@ -1,7 +1,8 @@
 """Modules that cannot be imported: their handlers serve nobody.
 
-Only what is certain counts: a constructor of the project that the module itself calls without a required argument, and a name
-that is imported from a module of the project whose text does not have it, in the file itself or in one that it imports.
+Only what is certain counts: a constructor of the project that the module itself calls without a required argument, a name that
+is imported from a module of the project whose text does not have it, and one that is defined nowhere; the latter two in the
+file itself or in one that it imports.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ class Broken:
         if path not in self._known:
             imported = {path, *(module for module, _ in self._imported(path))}
             packages = {package for module in imported if (package := self._names.package_of(module))}
-            self._known[path] = self._lacks_argument(path) or any(self._lacks_name(file) for file in imported | packages)
+            files = imported | packages
+            self._known[path] = (
+                self._lacks_argument(path)
+                or any(self._lacks_name(file) for file in files)
+                or any(file in self._names.files and self._names.files[file].ending for file in files)
+            )
         return self._known[path]
 
     def _lacks_argument(self, path: str) -> bool:

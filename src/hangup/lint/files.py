@@ -11,6 +11,7 @@ from functools import cached_property
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
 from hangup.lint.hints import is_code
+from hangup.lint.reach import Reach
 
 _CLASS = re.compile(rb"^class (\w+)", re.M)
 Reader = Callable[[str], FileFacts | None]
@@ -31,10 +32,10 @@ class SourceFiles:
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
         harmless: Mapping[str, FileEntry] | None = None,
-        orphans: Callable[[], Collection[str]] = tuple,
+        reach: Reach | None = None,
     ) -> None:
         """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
-        inference, `harmless` those that lead to none; `orphans` returns those that no application imports.
+        inference, `harmless` those that lead to none; `reach` knows which of them an application imports.
         """
         self.read = dict(read)
         self._unread = dict(unread or {})
@@ -42,7 +43,7 @@ class SourceFiles:
         self._text = text
         self._below = below
         self.harmless = harmless or {}
-        self.orphans = orphans
+        self.reach = reach or Reach({}, text)
         self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore

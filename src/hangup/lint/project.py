@@ -38,6 +38,7 @@ _MAKERS = {
 
 
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
+_APPLICATIONS_MAX = 3  # that lead to a handler and are read to learn whether they can start
 _INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
 
 
@@ -146,7 +147,12 @@ class Project:
     def _is_unserved(self, key: Key) -> bool:
         """Return whether no application leads to a handler: to its file, or its router."""
         path, route = key[0], self.function(key).route
-        return path in self.source.orphans() or self._broken.is_broken(path) or self._included.is_left_out(path, route)
+        if path in self.source.reach.orphans or self._broken.is_broken(path) or self._included.is_left_out(path, route):
+            return True
+        applications = self.source.reach.applications_of(path)
+        if not 0 < len(applications) <= _APPLICATIONS_MAX:
+            return False
+        return all(self.source.has(file) and self.files[file].ending for file in sorted(applications))
 
     def _own_handler(self, key: Key) -> str:
         function = self.function(key)

@@ -20,7 +20,7 @@ _KNOWN = frozenset(dir(builtins)) | frozenset(
     " WindowsError PythonFinalizationError".split()
 )
 _MAKING = ("globals(", "exec(", "vars(", "builtins")
-_MAKES_NAMES = re.compile(r"(?<![.\w])(?:globals|exec|vars)\(|builtins")
+_MAKES_NAMES = re.compile(r"(?<![.\w])(?:globals|exec|vars)\(|\b(?:__)?builtins(?:__)?[ \t]*[.,\[]")
 # Those of Python that a NameError is none of; a name that is not here may stand for one that it is.
 _OTHER_ERRORS = frozenset(
     name
