@@ -94,7 +94,10 @@ def test_a_call_that_the_function_may_take_is_made(call: str) -> None:
 
 def test_a_class_below_may_take_more() -> None:
     below = """
-class Below(Base):
+class Between(Base):
+    pass
+
+class Below(Between):
     def generate(self, text, limit=1):
         return client.chat.completions.create(model="m", messages=[text])
 """

@@ -117,6 +117,14 @@ class SourceFiles:
             if word in self._text(path):
                 yield path, self.text(path)
 
+    def naming_beside(self, name: str, words: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the files that have a word and one of others, with their texts: only those that lead to inference."""
+        word, others = name.encode(), [other.encode() for other in words]
+        for path in (*self.read, *self._naming(name)):
+            data = self._text(path)
+            if word in data and any(other in data for other in others):
+                yield path, self.text(path)
+
     def text(self, path: str) -> str:
         if path not in self._decoded:
             self._decoded[path] = self._text(path).decode("utf-8", "replace")

@@ -396,11 +396,6 @@ class Names:
         derived = [k for k in found if abstract.class_name in self._bases(k)]
         return (self._near(key[0], derived) or derived or self._near(key[0], found))[:MANY]
 
-    def is_overridden(self, key: Key) -> bool:
-        """Return whether a class below that of a method has a method of its own with that name."""
-        method = self.function(key)
-        return any(method.class_name in self._bases(k) for k in self.methods_named(method.name))
-
     def _bases(self, key: Key) -> list[str]:
         """Return the last parts of the names of a method's class's bases."""
         return self._class_bases(key[0], self.function(key).class_name)

@@ -74,7 +74,7 @@ class Project:
         self.defaults = Defaults(source.naming)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
-        self._unmade = Unmade(self.names, source.naming)
+        self._unmade = Unmade(self.names)
         self._included = Included(source.naming, source.text)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)

@@ -6,21 +6,25 @@ Only what is certain counts: the call can mean no other function, and no decorat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import PurePath
 
 from hangup.lint.facts import CallFacts, FileFacts
 from hangup.lint.guards import fits, takes
-from hangup.lint.names import Key, Names
+from hangup.lint.names import DEPTH, Key, Names
 
 _DROPPING = frozenset({"fastapi", "starlette", "flask"})  # frameworks that do not await what an async handler returns
 
+_OWNER = re.compile(
+    r"""(\w+)(?:\.|\s*,\s*["']|\[["'])\Z"""
+)  # whatever a name is set on: `module.`, `setattr(module, "`, `module["`
+_SETS = re.compile(r"""["']|[ \t]*(?::[^=\n]+)?=(?!=)""")
+OWNER_MAX = 80  # characters of a name
+
 
 class Unmade:
-    def __init__(self, names: Names, naming: Callable[[str], Iterable[tuple[str, str]]]) -> None:
-        """`naming` returns the files that have a word, with their texts."""
+    def __init__(self, names: Names) -> None:
         self._names = names
-        self._naming = naming
         self._only: dict[Key, bool] = {}
 
     def drop_unreached(self, path: str, facts: FileFacts) -> None:
@@ -36,13 +40,12 @@ class Unmade:
         """Return whether another file gives a name to this module, or to all: `routes.settings = Settings()`."""
         file = PurePath(path)
         module = file.parent.name if file.stem == "__init__" else file.stem
-        setting = re.compile(
-            rf"([\w.]+)\.{name}[ \t]*(?::[^=\n]+)?=(?!=)|setattr\(\s*([\w.]+)\s*,\s*[\"']{name}[\"']|__builtins__\[.{name}.\]"
-        )
-        for _, text in self._naming(name):
-            for found in setting.finditer(text):
-                owner = (found[1] or found[2] or "builtins").rpartition(".")[2]
-                if owner in {module, "builtins", "__builtins__"} or re.search(rf"\b{module}\s+as\s+{owner}\b", text):
+        for where, text in self._names.source.naming_beside(name, (module, "builtins")):
+            for found in re.finditer(name, text) if where != path else ():
+                owner = _OWNER.search(text, max(0, found.start() - OWNER_MAX), found.start())
+                if owner is None or not _SETS.match(text, found.end()):
+                    continue
+                if owner[1] in {module, "builtins", "__builtins__", "__dict__"} or f"{module} as {owner[1]}" in text:
                     return True
         return False
 
@@ -73,5 +76,23 @@ class Unmade:
             names, function = self._names, self._names.function(key)
             same = [f for f in names.files[key[0]].functions if (f.class_name, f.name) == (function.class_name, function.name)]
             alone = len(same) == 1 and function.name not in names.files[key[0]].functions[0].assigned
-            self._only[key] = alone and not (function.class_name and names.is_overridden(key))
+            self._only[key] = alone and not (function.class_name and self._is_overridden(key))
         return self._only[key]
+
+    def _is_overridden(self, key: Key) -> bool:
+        """Return whether a class below that of a method has a method of its own with that name."""
+        names, method = self._names, self._names.function(key)
+        others = [k for k in names.methods_named(method.name) if k != key]
+        return any(method.class_name in self._above(k[0], names.function(k).class_name, DEPTH) for k in others)
+
+    def _above(self, path: str, name: str, depth: int) -> set[str]:
+        """Return the names of the classes above a class, as far as they are known."""
+        owner = self._names.classes[path].get(name)
+        found: set[str] = set()
+        for base in owner.bases if owner is not None and depth > 0 else ():
+            plain = base.removesuffix("[]")
+            found.add(plain.rpartition(".")[2])
+            parent = self._names.find(path, 0, plain)
+            if parent is not None and parent.kind == "class":
+                found |= self._above(parent.path, parent.name, depth - 1)
+        return found
