@@ -118,9 +118,15 @@ class SourceFiles:
                 yield path, self.text(path)
 
     def naming_beside(self, name: str, words: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Yield the files that have a word and one of others, with their texts: only those that lead to inference."""
+        """Yield the files that have a word and one of others, with their texts."""
         word, others = name.encode(), [other.encode() for other in words]
-        for path in (*self.read, *self._naming(name)):
+        unread = [
+            path
+            for entries in (self._unread, self.harmless)
+            for path, entry in entries.items()
+            if as_word(name) in entry.words and any(as_word(other) in entry.words for other in words)
+        ]
+        for path in (*self.read, *unread):
             data = self._text(path)
             if word in data and any(other in data for other in others):
                 yield path, self.text(path)
