@@ -11,7 +11,7 @@ from functools import cached_property
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
 from hangup.lint.hints import is_code
-from hangup.lint.reach import Reach
+from hangup.lint.reach import ImportedFiles
 
 _CLASS = re.compile(rb"^class (\w+)", re.M)
 Reader = Callable[[str], FileFacts | None]
@@ -32,7 +32,7 @@ class SourceFiles:
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
         harmless: Mapping[str, FileEntry] | None = None,
-        reach: Reach | None = None,
+        reach: ImportedFiles | None = None,
     ) -> None:
         """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
         inference, `harmless` those that lead to none; `reach` knows which of them an application imports.
@@ -43,7 +43,7 @@ class SourceFiles:
         self._text = text
         self._below = below
         self.harmless = harmless or {}
-        self.reach = reach or Reach({}, text)
+        self.reach = reach or ImportedFiles({}, text)
         self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore

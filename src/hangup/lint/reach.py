@@ -17,7 +17,7 @@ INCLUDING = ("include_router", "register_blueprint", "add_routes", "mount", "rou
 _FINDERS = ("iter_modules", "walk_packages", "glob", "rglob", "listdir", "iterdir", "scandir", "find_modules")
 
 
-class Reach:
+class ImportedFiles:
     """Which files the applications of a project import, through any number of others."""
 
     def __init__(self, entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> None:

@@ -306,12 +306,7 @@ class _Walk:
                     self.expression(node.value, frame, node)
                 return True
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                frame.function.bound.add(node.name)
-                for decorator in node.decorator_list:
-                    self.expression(decorator, frame, node)
-                for default in (*node.args.defaults, *node.args.kw_defaults):
-                    if default is not None:
-                        self.expression(default, frame, node)
+                self.defined(node, frame)
                 self.block(node.body, self.enter(node, frame, class_name), "")
             case ast.AnnAssign():
                 self.annotated(node, frame, class_name)
@@ -322,19 +317,13 @@ class _Walk:
             case ast.Import() | ast.ImportFrom():
                 self.imported(node, frame)
             case ast.With() | ast.AsyncWith():
-                for item in node.items:
-                    self.expression(item.context_expr, frame, node)
-                    if isinstance(item.optional_vars, ast.Name):
-                        frame.function.assigned[item.optional_vars.id].append(item.context_expr)
-                    elif item.optional_vars is not None:
-                        self.bind(item.optional_vars, frame)
+                self.entered(node, frame)
                 self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
             case ast.Try() | ast.TryStar():
                 return self.attempt(node, frame, class_name)
             case ast.ClassDef():
                 self.module.classes.append(node)
-                frame.function.bound.add(node.name)
-                frame.function.bound.update(_type_parameters(node))
+                frame.function.bound.update((node.name, *_type_parameters(node)))
                 for decorator in node.decorator_list:
                     self.expression(decorator, frame, node)
                 self.block(node.body, Frame(node, "body", frame, frame.function), node.name)
@@ -353,6 +342,22 @@ class _Walk:
                 self.expression(node, frame, node)
                 return isinstance(node, (ast.Raise, ast.Continue, ast.Break))
         return False
+
+    def defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
+        frame.function.bound.add(node.name)
+        for decorator in node.decorator_list:
+            self.expression(decorator, frame, node)
+        for default in (*node.args.defaults, *node.args.kw_defaults):
+            if default is not None:
+                self.expression(default, frame, node)
+
+    def entered(self, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
+        for item in node.items:
+            self.expression(item.context_expr, frame, node)
+            if isinstance(item.optional_vars, ast.Name):
+                frame.function.assigned[item.optional_vars.id].append(item.context_expr)
+            elif item.optional_vars is not None:
+                self.bind(item.optional_vars, frame)
 
     def annotated(self, node: ast.AnnAssign, frame: Frame, class_name: str) -> None:
         if node.value is not None:

@@ -157,6 +157,10 @@ class _Order:
         return stop
 
     def evaluate(self, node: ast.AST | None, stop: str) -> str:
+        while node.__class__ is ast.Attribute:  # the most, as are constants
+            node = node.value  # type: ignore[union-attr]
+        if node.__class__ is ast.Constant:
+            return stop
         match node:
             case None:
                 return stop
