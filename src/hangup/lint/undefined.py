@@ -158,7 +158,7 @@ class _Order:
 
     def evaluate(self, node: ast.AST | None, stop: str) -> str:
         while node.__class__ is ast.Attribute:  # the most, as are constants
-            node = node.value  # type: ignore[union-attr]
+            node = node.value
         if node.__class__ is ast.Constant:
             return stop
         match node:
