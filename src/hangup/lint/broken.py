@@ -1,7 +1,8 @@
 """Modules that cannot be imported: their handlers serve nobody.
 
-Only what is certain counts: a constructor of the project that the module itself calls without a required argument, and a name
-that is imported from a module of the project whose text does not have it, in the file itself or in one that it imports.
+Only what is certain counts: a constructor of the project that the module itself calls without a required argument, a name that
+is imported from a module of the project whose text does not have it, and one that is defined nowhere; the latter two in the
+file itself or in one that it imports.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from hangup.lint.facts import UNKNOWN
 from hangup.lint.names import Names
 from hangup.lint.source import Module
 from hangup.lint.walking import walk
@@ -37,6 +39,14 @@ def required(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     first = int(bool(positional) and positional[0].arg in {"self", "cls"})
     found = [p.arg for p in positional[first : len(positional) - len(given.defaults)]]
     return found + [p.arg for p, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+
+
+def positional(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_method: bool) -> int:
+    """Return how many parameters of a function can be given without their names, without the instance."""
+    given = [*node.args.posonlyargs, *node.args.args]
+    if node.args.vararg is not None or (is_method and not (given and given[0].arg in {"self", "cls"})):
+        return UNKNOWN
+    return len(given) - is_method
 
 
 def raises_from(module: Module, node: ast.AST) -> int:
@@ -67,7 +77,12 @@ class Broken:
         if path not in self._known:
             imported = {path, *(module for module, _ in self._imported(path))}
             packages = {package for module in imported if (package := self._names.package_of(module))}
-            self._known[path] = self._lacks_argument(path) or any(self._lacks_name(file) for file in imported | packages)
+            files = imported | packages
+            self._known[path] = (
+                self._lacks_argument(path)
+                or any(self._lacks_name(file) for file in files)
+                or any(file in self._names.files and self._names.files[file].ending for file in files)
+            )
         return self._known[path]
 
     def _lacks_argument(self, path: str) -> bool:

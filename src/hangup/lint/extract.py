@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
-from hangup.lint.broken import made_at_import, raises_from, required
+from hangup.lint.broken import made_at_import, positional, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided
@@ -17,6 +17,7 @@ from hangup.lint.passing import lost_calls
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
 from hangup.lint.text import annotation, places, reference
+from hangup.lint.undefined import Unreached, unreached_calls
 from hangup.lint.walking import walk
 
 _STREAMS = frozenset(
@@ -74,12 +75,15 @@ class _Extract:
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
         self.guards = Guards(module, module.top)
         self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
+        self.unreached: Unreached = {}
         self.lost: set[int] | None = None  # ids of calls in it whose results it passes on to nobody, once asked for
 
     def run(self) -> FileFacts:
         module, facts = self.module, self.facts
         for site in module.calls():
             self.note_arguments(site)
+        self.unreached, facts.ending = unreached_calls(module)
+        facts.undefined = sorted({*self.unreached.values(), facts.ending} - {""})
         facts.functions = [self.function(scope) for scope in module.functions]
         attributes: dict[str, dict[str, list[str]]] = defaultdict(dict)
         for (owner, attr), values in module.fields.items():
@@ -168,6 +172,9 @@ class _Extract:
         made.without = defaults(node)
         made.flags = flags(node)
         made.required = required(node)
+        made.decorated = any(reference(d) not in {"staticmethod", "classmethod"} for d in node.decorator_list)
+        made.positional = positional(node, is_method=bool(scope.class_name))
+        made.any_keyword = node.args.kwarg is not None
         values = dict(zip(reversed([a.arg for a in node.args.args]), reversed(node.args.defaults), strict=False))
         for parameter in scope.parameters:
             provided = _depends(values.get(parameter.arg)) or _annotated_depends(parameter.annotation)
@@ -200,6 +207,7 @@ class _Extract:
         for spawn in made.spawns[spawned:]:
             spawn.lost = self.loses(site)
             spawn.decided = is_decided(site)
+            spawn.after = self.unreached.get(id(site.node), "")
         if last in REGISTERING:
             given, framework = registration(module, site, self.framework)
             if given is not None and (ref := reference(given)):
@@ -217,6 +225,7 @@ class _Extract:
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
         call.unanswered = id(site.node) in self.unanswered
         call.lost = self.loses(site)
+        call.after = self.unreached.get(id(site.node), "")
         self.guards.note(call, site)
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])

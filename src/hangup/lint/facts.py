@@ -42,6 +42,7 @@ class CallFacts:
     )  # arguments: `0` for a false constant, a name, a setting after `?`, or `*`; `name=` before it
     unanswered: bool = False  # a handler's call whose result has no part in what the handler returns
     lost: bool = False  # its result leaves the function in no way that names show
+    after: str = ""  # a name that is always evaluated before, and that the file does not define
 
 
 @dataclass(slots=True)
@@ -57,6 +58,7 @@ class Spawn:
     verb: str = ""  # as it is written
     lost: bool = False  # as of a call
     decided: bool = False  # likewise
+    after: str = ""  # likewise
 
 
 @dataclass(slots=True)
@@ -83,6 +85,9 @@ class FunctionFacts:
     without: list[str] = field(default_factory=list)  # parameters that are None or False unless they are given
     flags: dict[str, bool] = field(default_factory=dict)  # parameters that are True or False unless they are given
     required: list[str] = field(default_factory=list)  # parameters without a default
+    decorated: bool = False  # by something that may change how it is called
+    positional: int = UNKNOWN  # how many arguments it takes without their names; unknown if any number
+    any_keyword: bool = True  # it takes keywords that are none of its parameters
     provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)
@@ -125,6 +130,8 @@ class FileFacts:
     made: list[tuple[str, int, list[str]]] = field(
         default_factory=list
     )  # what the module calls whenever it is imported, if it looks like a class: reference, arguments, keywords
+    undefined: list[str] = field(default_factory=list)  # names that calls come after and that the file does not define
+    ending: str = ""  # the one of them that ends its import
 
 
 def to_json(facts: FileFacts) -> list[Any]:
@@ -141,6 +148,8 @@ def to_json(facts: FileFacts) -> list[Any]:
         facts.cancels_handlers,
         facts.states,
         facts.made,
+        facts.undefined,
+        facts.ending,
     ]
 
 
@@ -156,7 +165,7 @@ def _function_row(f: FunctionFacts) -> list[Any]:
 
 
 def from_json(row: list[Any]) -> FileFacts:
-    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states, made = row
+    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states, made, undefined, ending = row
     return FileFacts(
         imports,
         [_function(f) for f in functions],
@@ -169,6 +178,8 @@ def from_json(row: list[Any]) -> FileFacts:
         cancels,
         [(s[0], s[1], s[2]) for s in states],
         [(m[0], m[1], m[2]) for m in made],
+        undefined,
+        ending,
     )
 
 

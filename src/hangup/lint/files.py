@@ -11,6 +11,7 @@ from functools import cached_property
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
 from hangup.lint.hints import is_code
+from hangup.lint.reach import ImportedFiles
 
 _CLASS = re.compile(rb"^class (\w+)", re.M)
 Reader = Callable[[str], FileFacts | None]
@@ -31,10 +32,10 @@ class SourceFiles:
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
         harmless: Mapping[str, FileEntry] | None = None,
-        orphans: Callable[[], Collection[str]] = tuple,
+        reach: ImportedFiles | None = None,
     ) -> None:
         """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
-        inference, `harmless` those that lead to none; `orphans` returns those that no application imports.
+        inference, `harmless` those that lead to none; `reach` knows which of them an application imports.
         """
         self.read = dict(read)
         self._unread = dict(unread or {})
@@ -42,7 +43,7 @@ class SourceFiles:
         self._text = text
         self._below = below
         self.harmless = harmless or {}
-        self.orphans = orphans
+        self.reach = reach or ImportedFiles({}, text)
         self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
         self.on_read: Callable[[str, FileFacts], None] = _ignore
@@ -114,6 +115,20 @@ class SourceFiles:
         word, others = name.encode(), {**self._unread, **self.harmless}
         for path in (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} ")):
             if word in self._text(path):
+                yield path, self.text(path)
+
+    def naming_beside(self, name: str, words: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the files that have a word and one of others, with their texts."""
+        word, others = name.encode(), [other.encode() for other in words]
+        unread = [
+            path
+            for entries in (self._unread, self.harmless)
+            for path, entry in entries.items()
+            if as_word(name) in entry.words and any(as_word(other) in entry.words for other in words)
+        ]
+        for path in (*self.read, *unread):
+            data = self._text(path)
+            if word in data and any(other in data for other in others):
                 yield path, self.text(path)
 
     def text(self, path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from hangup.lint.facts import CallFacts, FunctionFacts
+from hangup.lint.facts import UNKNOWN, CallFacts, FunctionFacts
 from hangup.lint.source import Function, Module, Site
 from hangup.lint.switches import CONSTRUCTED, Switches
 from hangup.lint.text import reference
@@ -209,6 +209,25 @@ def fits(call: CallFacts, callee: FunctionFacts) -> bool:
     return given is None or all(name in given for name in callee.required)
 
 
+def takes(call: CallFacts, callee: FunctionFacts) -> bool:
+    """Return whether a function takes all that a call gives; one that does not raises."""
+    if callee.decorated or not call.given:
+        return True
+    keywords: list[str] = []
+    for value in call.given:
+        name, equals, _ = value.partition("=") if value[0] != _SETTING else (value, "", "")
+        if name == "**":
+            return True
+        if equals:
+            keywords.append(name)
+    if not callee.any_keyword and not callee.parameters.keys() >= set(keywords):
+        return False
+    if callee.positional == UNKNOWN:
+        return True
+    count = len(call.given) - len(keywords)
+    return count <= callee.positional and not set(_names(callee)[:count]) & set(keywords)
+
+
 def _asked(wanted: str, given: dict[str, str], callee: FunctionFacts, is_off: Callable[[str], bool]) -> str | None:
     """Return what a caller must be given for its argument to be as wanted; "" for nothing, None if it is not."""
     sign = _NOT if wanted[0] == _NOT else ""
@@ -238,11 +257,15 @@ def either(one: Needs, other: Needs) -> Needs:
     return both if one and other and len(both) <= ALTERNATIVES_MAX else ALWAYS
 
 
+def _names(callee: FunctionFacts) -> list[str]:
+    """Return the parameters of a function, without the instance."""
+    names = list(callee.parameters)
+    return names[1:] if callee.class_name and names[:1] in (["self"], ["cls"]) else names
+
+
 def _given(call: CallFacts, callee: FunctionFacts) -> dict[str, str] | None:
     """Return the arguments of a call by the names of the parameters; None if they are not all written there."""
-    names = list(callee.parameters)
-    if callee.class_name and names[:1] in (["self"], ["cls"]):
-        names = names[1:]
+    names = _names(callee)
     given: dict[str, str] = {}
     for index, value in enumerate(call.given):
         name, equals, rest = value.partition("=") if value[0] != _SETTING else (value, "", "")

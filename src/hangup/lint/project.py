@@ -13,13 +13,14 @@ from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spaw
 from hangup.lint.failing import drop_unreached
 from hangup.lint.files import SourceFiles
 from hangup.lint.graphs import Graphs
-from hangup.lint.guards import ALWAYS, Needs, either, fits, needed
+from hangup.lint.guards import ALWAYS, Needs, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.included import Included
 from hangup.lint.names import ANYONES, Key, Names, words_in
 from hangup.lint.purposes import is_no_answer, only_labels
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
 from hangup.lint.undeclared import Undeclared
+from hangup.lint.unmade import Unmade
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
@@ -39,6 +40,7 @@ _MAKERS = {
 
 
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
+_APPLICATIONS_MAX = 3  # that lead to a handler and are read to learn whether they can start
 _INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
 
 
@@ -74,6 +76,7 @@ class Project:
         self.defaults = Defaults(source.naming)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
+        self._unmade = Unmade(self.names)
         self._included = Included(source.naming, source.text)
         self._undeclared = Undeclared(self.names, source.text, source.naming)
         self.runs: dict[Key, Runs] = {}
@@ -107,6 +110,7 @@ class Project:
         """Take in a file that was read."""
         self.names.add(path, facts)
         drop_unreached(facts, lambda module: self.names.fails(module, path))
+        self._unmade.drop_unreached(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
                 for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(facts, function, call.ref)):
@@ -147,7 +151,12 @@ class Project:
     def _is_unserved(self, key: Key) -> bool:
         """Return whether no application leads to a handler: to its file, or its router."""
         path, route = key[0], self.function(key).route
-        return path in self.source.orphans() or self._broken.is_broken(path) or self._included.is_left_out(path, route)
+        if path in self.source.reach.orphans or self._broken.is_broken(path) or self._included.is_left_out(path, route):
+            return True
+        applications = self.source.reach.applications_of(path)
+        if not 0 < len(applications) <= _APPLICATIONS_MAX:
+            return False
+        return all(self.source.has(file) and self.files[file].ending for file in sorted(applications))
 
     def _own_handler(self, key: Key) -> str:
         function = self.function(key)
@@ -332,6 +341,10 @@ class Project:
         """Return whether a condition, as it is written in a file, is false by default."""
         return self.defaults.rules_out(condition, path)
 
+    def is_unmade(self, caller: Key, call: CallFacts, key: Key) -> bool:
+        """Return whether a call certainly does not run this function: it raises, or nobody awaits it."""
+        return self._unmade.is_unmade(caller, call, key, self.handler)
+
     def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a call runs this function; of several that it may run, at least half must run inference."""
         found = self.names.callees(caller[0], caller[1], ref)
@@ -345,7 +358,7 @@ class Project:
         call = function.calls[index]
         if call.direct or caller == key or self.is_off(caller[0], call) or not self._resolves(caller, call.ref, key):
             return
-        if not fits(call, callee) and self.names.is_certain(*caller, call.ref):
+        if self.is_unmade(caller, call, key):
             return
         needs = needed(call, function, callee, runs.needs, lambda setting: self.defaults.rules_out(setting, caller[0]))
         if needs is None:

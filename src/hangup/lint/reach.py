@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import PurePath
 
 from hangup.lint.cache import FileEntry
@@ -17,44 +17,68 @@ INCLUDING = ("include_router", "register_blueprint", "add_routes", "mount", "rou
 _FINDERS = ("iter_modules", "walk_packages", "glob", "rglob", "listdir", "iterdir", "scandir", "find_modules")
 
 
-def orphans(entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> frozenset[str]:
-    """Return the files that no application imports, through any number of others.
+class ImportedFiles:
+    """Which files the applications of a project import, through any number of others."""
 
-    Nothing is returned where that says little: without an application that imports others that serve, or where modules are
-    looked for in folders.
-    """
-    applications = {path for path, entry in entries.items() if entry.says & APPLICATION}
-    if not applications:
-        return frozenset()
-    modules: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    packages: dict[str, str] = {}  # folder -> its __init__.py
-    for path in entries:
-        parent, name = pair_of(path)
-        modules[name].append((parent, path))
-        if path.endswith("__init__.py"):
-            packages[os.path.dirname(path)] = path  # noqa: PTH120 - called for every file, as below
+    def __init__(self, entries: Mapping[str, FileEntry], text: Callable[[str], bytes]) -> None:
+        self._entries = entries
+        self._text = text
+        self._modules: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        self._packages: dict[str, str] = {}  # folder -> its __init__.py
+        self._importers: dict[str, list[str]] = defaultdict(list)
+        self._applications = {path for path, entry in entries.items() if entry.says & APPLICATION}
 
-    def used(path: str) -> Iterable[str]:
+    @cached_property
+    def orphans(self) -> frozenset[str]:
+        """Return the files that no application imports; none where that says little."""
+        return frozenset(self._entries.keys() - self._reached) if self._reached else frozenset()
+
+    def applications_of(self, path: str) -> set[str]:
+        """Return the applications that import a file; none where that says little."""
+        return closure([path], lambda file: self._importers[file]) & self._applications if self._reached else set()
+
+    @cached_property
+    def _reached(self) -> set[str]:
+        """Return the files that an application imports.
+
+        Nothing is returned where that says little: without an application that imports others that serve, or where modules
+        are looked for in folders.
+        """
+        entries, applications = self._entries, self._applications
+        if not applications:
+            return set()
+        for path in entries:
+            parent, name = pair_of(path)
+            self._modules[name].append((parent, path))
+            if path.endswith("__init__.py"):
+                self._packages[os.path.dirname(path)] = path  # noqa: PTH120 - called for every file, as below
+        reached = closure(applications, self._imported)
+        if not any(entries[path].says & SERVING for path in reached - applications):
+            return set()
+        if any(_loads_routers(words := entries[path].words) and _has(words, _FINDERS) for path in reached):
+            return set()
+        return reached
+
+    def _imported(self, path: str) -> Iterable[str]:
+        for file in self._used(path):
+            self._importers[file].append(path)
+            yield file
+
+    def _used(self, path: str) -> Iterable[str]:
+        entries, modules, packages = self._entries, self._modules, self._packages
         words = f" {entries[path].words} "
         for above, name in entries[path].imports:
             found = [file for parent, file in modules.get(name, ()) if above in {"", parent}]
             if len(found) > 1:
                 found = [file for file in found if _may_mean(file, path, words)]
-            yield from _own_or_named(found, path, above, text) if above and len(found) > 1 else found
+            yield from _own_or_named(found, path, above, self._text) if above and len(found) > 1 else found
         folder = path
         while folder and (folder := os.path.dirname(folder)) in packages:  # noqa: PTH120
             yield packages[folder]
             if folder == os.path.dirname(folder):  # noqa: PTH120 - the root of the file system
                 return
         if _loads_routers(entries[path].words):  # names of modules are in its strings
-            yield from (file for word in _words(text(path)) for _, file in modules.get(word, ()))
-
-    reached = closure(applications, used)
-    if not any(entries[path].says & SERVING for path in reached - applications):
-        return frozenset()
-    if any(_loads_routers(words := entries[path].words) and _has(words, _FINDERS) for path in reached):
-        return frozenset()
-    return frozenset(entries.keys() - reached)
+            yield from (file for word in _words(self._text(path)) for _, file in modules.get(word, ()))
 
 
 def _may_mean(file: str, importer: str, words: str) -> bool:

@@ -22,7 +22,7 @@ from hangup.lint.facts import FileFacts, from_json, to_json
 from hangup.lint.files import SourceFiles, as_words
 from hangup.lint.finding import Finding
 from hangup.lint.hints import IGNORES
-from hangup.lint.reach import orphans
+from hangup.lint.reach import ImportedFiles
 from hangup.lint.settings import EXCLUDED, NOT_SERVED, LintSettings, SettingsTree
 
 PARALLEL_FROM_FILES = 64  # with fewer files, the work is done before a second process has started
@@ -148,7 +148,7 @@ def _files(
     unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
     harmless = {path: entry for path, entry in entries.items() if path not in choice.matter and path not in read}
     text = cache_results(lambda path: contents[path] if path in contents else _bytes(path))
-    return SourceFiles(read, unread, reader, text, choice.below, harmless, cache_results(lambda: orphans(entries, text)))
+    return SourceFiles(read, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text))
 
 
 @contextmanager

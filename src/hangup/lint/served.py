@@ -37,6 +37,8 @@ class ServingProject(Protocol):
 
     def is_off_by(self, condition: str, path: str) -> bool: ...
 
+    def is_unmade(self, caller: Key, call: CallFacts, key: Key) -> bool: ...
+
     def is_exactly(self, caller: Key, ref: str, key: Key) -> bool: ...
 
 
@@ -126,7 +128,9 @@ class Served:
         project.read_users(function)
         for caller, index in project.callers(name):
             call = project.function(caller).calls[index]
-            if call.into not in SPAWNING and key in project.names.callees(caller[0], caller[1], call.ref):
+            if call.into in SPAWNING or key not in project.names.callees(caller[0], caller[1], call.ref):
+                continue
+            if not project.is_unmade(caller, call, key):
                 yield caller, call
         for caller, index in project.spawners(name):
             spawn = project.function(caller).spawns[index]

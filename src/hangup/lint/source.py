@@ -75,6 +75,7 @@ class Function:
     __slots__ = (
         "annotated",
         "assigned",
+        "bound",
         "calls",
         "class_name",
         "loops",
@@ -84,6 +85,7 @@ class Function:
         "returns",
         "shared",
         "tries",
+        "used",
         "yields",
     )
 
@@ -100,6 +102,8 @@ class Function:
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values assigned to it here
         self.annotated: dict[str, ast.expr] = {}  # name -> its annotation where it is assigned
         self.shared: set[str] = set()  # names that `global` gives to the module
+        self.used: set[str] = set()  # names that are evaluated here
+        self.bound: set[str] = set()  # names that something else than a parameter or an assignment gives a value here
 
     @property
     def name(self) -> str:
@@ -236,7 +240,10 @@ class Module:
         return []
 
 
-_LEAVES = frozenset({ast.Name, ast.Constant})
+def _type_parameters(node: ast.AST) -> Iterator[str]:
+    """Yield the names of the parameters in the brackets of `def ask[T](...)`."""
+    for parameter in getattr(node, "type_params", ()):
+        yield parameter.name
 
 
 def _yields(statement: ast.stmt) -> bool:
@@ -299,29 +306,24 @@ class _Walk:
                     self.expression(node.value, frame, node)
                 return True
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                for decorator in node.decorator_list:
-                    self.expression(decorator, frame, node)
-                for default in (*node.args.defaults, *node.args.kw_defaults):
-                    if default is not None:
-                        self.expression(default, frame, node)
+                self.defined(node, frame)
                 self.block(node.body, self.enter(node, frame, class_name), "")
             case ast.AnnAssign():
                 self.annotated(node, frame, class_name)
             case ast.For() | ast.AsyncFor():
                 self.expression(node.iter, frame, node)
+                self.bind(node.target, frame)
                 self.loop(node, frame, class_name)
             case ast.Import() | ast.ImportFrom():
-                self.imported(node)
+                self.imported(node, frame)
             case ast.With() | ast.AsyncWith():
-                for item in node.items:
-                    self.expression(item.context_expr, frame, node)
-                    if isinstance(item.optional_vars, ast.Name):
-                        frame.function.assigned[item.optional_vars.id].append(item.context_expr)
+                self.entered(node, frame)
                 self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
             case ast.Try() | ast.TryStar():
                 return self.attempt(node, frame, class_name)
             case ast.ClassDef():
                 self.module.classes.append(node)
+                frame.function.bound.update((node.name, *_type_parameters(node)))
                 for decorator in node.decorator_list:
                     self.expression(decorator, frame, node)
                 self.block(node.body, Frame(node, "body", frame, frame.function), node.name)
@@ -330,14 +332,32 @@ class _Walk:
                 self.loop(node, frame, class_name)
             case ast.Global():
                 frame.function.shared.update(node.names)
+                self.module.top.bound.update(node.names)
             case ast.Match():
                 self.expression(node.subject, frame, node)
                 for case in node.cases:
+                    self.bind(case.pattern, frame)
                     self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
             case _:
                 self.expression(node, frame, node)
                 return isinstance(node, (ast.Raise, ast.Continue, ast.Break))
         return False
+
+    def defined(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> None:
+        frame.function.bound.add(node.name)
+        for decorator in node.decorator_list:
+            self.expression(decorator, frame, node)
+        for default in (*node.args.defaults, *node.args.kw_defaults):
+            if default is not None:
+                self.expression(default, frame, node)
+
+    def entered(self, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
+        for item in node.items:
+            self.expression(item.context_expr, frame, node)
+            if isinstance(item.optional_vars, ast.Name):
+                frame.function.assigned[item.optional_vars.id].append(item.context_expr)
+            elif item.optional_vars is not None:
+                self.bind(item.optional_vars, frame)
 
     def annotated(self, node: ast.AnnAssign, frame: Frame, class_name: str) -> None:
         if node.value is not None:
@@ -345,11 +365,14 @@ class _Walk:
             self.assign(node.target, node.value, frame, class_name)
             if isinstance(node.target, ast.Name):
                 frame.function.annotated[node.target.id] = node.annotation
-        elif class_name and isinstance(node.target, ast.Name):
-            self.module.fields[class_name, node.target.id].append(node.annotation)
+        elif isinstance(node.target, ast.Name):
+            frame.function.bound.add(node.target.id)
+            if class_name:
+                self.module.fields[class_name, node.target.id].append(node.annotation)
 
-    def imported(self, node: ast.Import | ast.ImportFrom) -> None:
+    def imported(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
         for alias in node.names:
+            frame.function.bound.add(alias.asname or alias.name.partition(".")[0])
             if isinstance(node, ast.Import):
                 first = alias.name.partition(".")[0]
                 self.module.imports[alias.asname or first] = alias.name if alias.asname else first
@@ -363,6 +386,7 @@ class _Walk:
     def enter(self, node: FunctionNode, frame: Frame, class_name: str) -> Frame:
         function = Function(node, frame.function, class_name, len(self.module.functions))
         self.module.functions.append(function)
+        function.bound.update(_type_parameters(node))
         return Frame(node, "body", frame, function)
 
     def attempt(self, node: ast.Try | ast.TryStar, frame: Frame, class_name: str) -> bool:
@@ -372,6 +396,7 @@ class _Walk:
         leaves = self.block(node.body, inner, class_name)
         if leaves and node.orelse:
             self.drop(node.orelse, 0, frame)
+        frame.function.bound.update(handler.name for handler in node.handlers if handler.name)
         handled = [
             self.block(handler.body, Frame(handler, "handler", frame, frame.function), class_name) for handler in node.handlers
         ]
@@ -398,14 +423,27 @@ class _Walk:
             owner = next((f.class_name for f in frame.function.around() if f.class_name), "")
             if owner and isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}:
                 self.module.fields[owner, target.attr].append(value)
+        elif not isinstance(target, ast.Subscript):
+            self.bind(target, frame)
+
+    def bind(self, target: ast.AST, frame: Frame) -> None:
+        """Note the names that a target, or the pattern of a case, gives a value."""
+        for node in (target,) if isinstance(target, ast.Name) else walk(target):
+            name = node.id if isinstance(node, ast.Name) else getattr(node, "rest", None) or getattr(node, "name", None)
+            if isinstance(name, str):
+                frame.function.bound.add(name)
 
     def expression(self, root: ast.AST, frame: Frame, statement: ast.stmt) -> None:
         """Record the calls, awaits and yields below `root`."""
         stack: list[ast.AST] = [root]
+        used, bound = frame.function.used, frame.function.bound
         while stack:
             node = stack.pop()
             kind = type(node)
-            if kind in _LEAVES:
+            if kind is ast.Name:
+                (used if node.ctx.__class__ is ast.Load else bound).add(node.id)  # type: ignore[attr-defined]
+                continue
+            if kind is ast.Constant:
                 continue
             if kind is ast.Attribute:
                 stack.append(node.value)  # type: ignore[attr-defined]
