@@ -45,14 +45,17 @@ class Handler:
 
 
 class Engine:
-    """Accepts connections, and answers when it is told to."""
+    """Accepts connections, and answers when it is told to; or it `leaves` at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves: bool) -> None:
+        self._leaves = leaves
         self.accepted: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self._writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
+        if self._leaves:
+            writer.transport.abort()
         await self.accepted.put((reader, writer))
 
     async def close(self) -> None:
@@ -67,8 +70,8 @@ def pool_of(url: str, **limits: Any) -> Pool:
 
 
 @asynccontextmanager
-async def engine_and_pool(**limits: Any) -> AsyncIterator[tuple[Engine, Pool]]:
-    engine = Engine()
+async def engine_and_pool(*, leaves: bool = False, **limits: Any) -> AsyncIterator[tuple[Engine, Pool]]:
+    engine = Engine(leaves=leaves)
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     pool = pool_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", **limits)
     try:
@@ -82,6 +85,15 @@ async def engine_and_pool(**limits: Any) -> AsyncIterator[tuple[Engine, Pool]]:
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(main(), 30))
+
+
+async def closed(pool: Pool) -> None:
+    """Wait until the pool has no connection any more."""
+    for _ in range(1000):
+        if not pool.open:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("still open")
 
 
 async def turns() -> None:
@@ -129,11 +141,13 @@ def test_a_connection_that_is_cut_before_its_transport_is_there_is_cut() -> None
             connection.ask(Handler(), REQUEST, b"")
             connection.abort()
             assert connection.transport.is_closing()
-            reader, _ = await engine.accepted.get()
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b"", "nothing was sent"
+            await closed(pool)
+            # Whether the engine still gets to see a connection that was reset at once, the kernel decides.
             await turns()
-            assert not pool.open
+            while not engine.accepted.empty():
+                reader, _ = engine.accepted.get_nowait()
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b"", "nothing was sent"
 
     run(main)
 
@@ -160,13 +174,11 @@ def test_what_is_not_read_yet_stays_unread() -> None:
 
 def test_an_engine_that_leaves_at_once_is_lost() -> None:
     async def main() -> None:
-        async with engine_and_pool() as (engine, pool):
+        async with engine_and_pool(leaves=True) as (_, pool):
             connection = pool.connect_now()
             assert connection is not None
             handler = Handler()
             connection.ask(handler, REQUEST, b"")
-            _, writer = await engine.accepted.get()
-            writer.transport.abort()
             await handler.lost.wait()
             assert not pool.open
 
@@ -177,7 +189,7 @@ def test_connections_that_are_lost_at_once_close_no_other_descriptor() -> None:
     """uvloop would note only later that a descriptor is not the socket object's any more, and both would close it."""
 
     async def main() -> None:
-        async with engine_and_pool() as (engine, pool):
+        async with engine_and_pool(leaves=True) as (_, pool):
             for number in range(50):
                 connection = pool.connect_now()
                 assert connection is not None
@@ -185,13 +197,10 @@ def test_connections_that_are_lost_at_once_close_no_other_descriptor() -> None:
                 if number % 2:
                     connection.abort()
                 del connection
-                _, writer = await engine.accepted.get()
-                writer.transport.abort()
-                await turns()
+                await closed(pool)
                 with socket.socket() as newer:  # it gets the number of the descriptor that is free now
                     gc.collect()
                     assert newer.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
-            assert not pool.open
 
     run(main)
 
