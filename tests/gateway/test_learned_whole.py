@@ -78,10 +78,12 @@ def test_a_worker_that_replaces_another_is_not_blind() -> None:
         engine = stack.enter_context(StandIn(slots=SLOTS, prefill_s=0.02, token_s=0.02, answer_tokens=LONG))
         gateway = stack.enter_context(Gateway(engine.url, workers=2, queue_s=60))
         waiting = taught(stack, engine, gateway)
+        call(stack, gateway, 30)  # whichever worker has most of them, the other one's keep the engine full when it dies
+        waiting_here(gateway, 15)
         pids = {row["pid"] for row in gateway.log() if row.get("event") == "worker_started"}
         os.kill(min(pids), signal.SIGKILL)
         wait_until(lambda: sum(row.get("event") == "worker_started" for row in gateway.log()) == 3, what="another worker")
         assert not proc(min(pids)).exists()
         call(stack, gateway, 30)
-        waiting_here(gateway, 10)
+        waiting_here(gateway, 15)
         assert engine.stats()["waiting"] <= waiting + MORE_MAX
