@@ -7,18 +7,8 @@ from pathlib import Path
 import pytest
 
 from hangup.lint.run import lint_paths
+from support.lint_sources import ROUTER
 
-ROUTER = """
-from fastapi import APIRouter
-from openai import AsyncOpenAI
-
-router = APIRouter()
-client = AsyncOpenAI()
-
-@router.post("/ask")
-async def ask(text: str):
-    return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
-"""
 HEAD = "from fastapi import FastAPI\nfrom routes.rag import router as rag_router\napp = FastAPI()\n"
 INCLUDES = "app.include_router(rag_router)\n"
 

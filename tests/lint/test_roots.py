@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangup.lint.run import lint_paths
+from support.lint_sources import ROUTER
 
 MODEL = """
 from openai import AsyncOpenAI
@@ -26,17 +27,6 @@ app = FastAPI()
 async def answer(text: str):
     {inside}
     return await ask(text)
-"""
-ROUTER = """
-from fastapi import APIRouter
-from openai import AsyncOpenAI
-
-router = APIRouter()
-client = AsyncOpenAI()
-
-@router.post("/ask")
-async def ask(text: str):
-    return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
 """
 INCLUDES = "from fastapi import FastAPI\n{imported}\napp = FastAPI()\napp.include_router(router)\n"
 IMPORT = "from services.llm import ask"

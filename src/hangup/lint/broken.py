@@ -18,7 +18,6 @@ from hangup.lint.walking import walk
 
 _FROM = re.compile(r"^from[ \t]+([.\w]+)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n;(]+))", re.M)
 _COMMENT = re.compile(r"#[^\n]*")
-_DYNAMIC = re.compile(r"import[ \t]*\*|__getattr__|globals\(|exec\(|setattr\(|sys\.modules")
 
 
 def made_at_import(module: Module) -> Iterator[tuple[str, int, list[str]]]:
@@ -103,9 +102,7 @@ class Broken:
     def _lacks_name(self, path: str) -> bool:
         """Return whether an import of the project's own, outside of any block, names something that the module does not."""
         if path not in self._lacking:
-            self._lacking[path] = any(
-                self._names.lacks(module, name, self._text, _DYNAMIC) for module, name in self._imported(path)
-            )
+            self._lacking[path] = any(self._names.lacks(module, name) for module, name in self._imported(path))
         return self._lacking[path]
 
     def _imported(self, path: str) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import PurePath
@@ -143,12 +143,9 @@ class Names:
         found = str(PurePath(path).with_name("__init__.py"))
         return found if found in self.parts or found in self.source.harmless else ""
 
-    @staticmethod
-    def lacks(path: str, name: str, text: Callable[[str], str], dynamic: re.Pattern[str]) -> bool:
-        """Return whether a module has nothing called `name`, and makes no names when it runs."""
-        if path.endswith("__init__.py"):
-            return False
-        return name not in (written := text(path)) and dynamic.search(written) is None
+    def lacks(self, path: str, name: str) -> bool:
+        """Return whether a module, other than a package, has nothing called `name`, and makes no names when it runs."""
+        return not path.endswith("__init__.py") and self._roots.lacks(path, name)
 
     def imported(self, full: str, importer: str, depth: int) -> Value | None:
         """Return what `from a.b import C` gives: the longest part that is a module, then its members."""

@@ -90,7 +90,7 @@ class BackendLoad:
         )  # of those, live calls not overdue, in the order sent
         self.unread_tokens = 0  # prompt tokens of `unstarted`, without jobs, which yield
         self.kv_used = 0
-        self.turn = 0  # when it was last chosen, to break ties round-robin
+        self.turn = 0  # when it was last chosen, to break ties round-robin; those without a call queue (`BackendGroup`)
         self.limit_counted = 0  # its part of the fleet's limit
         self.heap_entry = 0  # number of its valid entry in each heap,
         self.entered = (math.inf, 0)  # and the highest load and turn that these say; infinite if one may be missing
