@@ -31,9 +31,12 @@ Values = Mapping[str, ast.expr]
 
 
 class Defaults:
-    def __init__(self, naming: Callable[[str], Iterable[tuple[str, str]]]) -> None:
-        """`naming` returns the files that have a word, with their texts."""
+    def __init__(
+        self, naming: Callable[[str], Iterable[tuple[str, str]]], defining: Callable[[str], Mapping[str, str]]
+    ) -> None:
+        """`naming` returns the files that have a word, with their texts; `defining` those that define a function."""
         self._naming = naming
+        self._defining = defining
         self._constructed = constructed.Constructed(naming)
         self._conditions: dict[tuple[str, str], bool] = {}
         self._names: dict[tuple[str, str], Any] = {}
@@ -93,8 +96,7 @@ class Defaults:
         """Return what a function of the project returns, if there is one with this name."""
         if depth <= 0 or name.startswith("__"):
             return UNKNOWN
-        mark = f"def {name}("
-        defining = {where: text for where, text in self._naming(name) if mark in text}
+        mark, defining = f"def {name}(", self._defining(name)
         chosen = path if path in defining else next(iter(defining)) if len(defining) == 1 else ""
         if not chosen or defining[chosen].count(mark) != 1:
             return UNKNOWN

@@ -51,6 +51,7 @@ _COMMON = frozenset(
     " reshape to cuda cpu"
     " ValueError RuntimeError TypeError KeyError Exception ImportError Path dataclass cast getLogger".split()
 )
+_PLAIN = _COMMON - {"get", "set"}  # `router.get(...)(handler)` registers, `event.set()` ends something
 
 
 def extract(module: Module) -> FileFacts:
@@ -193,6 +194,8 @@ class _Extract:
     def call(self, made: FunctionFacts, site: Site) -> None:
         module = self.module
         last = site.name.rpartition(".")[2]
+        if last in _PLAIN and not site.awaited:
+            return
         if last in _STREAMS or (last == "Response" and made.name):
             made.sends_stream |= last in _STREAMS or any(isinstance(a, ast.Call) for a in site.node.args[:1])
         if site.name.startswith("hangup."):
@@ -243,7 +246,7 @@ class _Extract:
 
     def loses(self, site: Site) -> bool:
         if self.lost is None:
-            self.lost = lost_calls(site.function, walrus=self.walrus)
+            self.lost = lost_calls(site.function, self.module.names, walrus=self.walrus)
         return id(site.node) in self.lost
 
     def use(self, site: Site) -> tuple[str, str]:

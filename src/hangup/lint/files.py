@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 from hangup.lint.cache import FileEntry
@@ -27,25 +27,29 @@ class SourceFiles:
     def __init__(
         self,
         read: Mapping[str, FileFacts],
-        unread: Mapping[str, FileEntry] | None = None,
+        entries: Mapping[str, FileEntry] | None = None,
+        unread: Iterable[str] = (),
         reader: Reader = lambda _: None,
         text: Callable[[str], bytes] = lambda _: b"",
         below: Collection[str] = (),
-        harmless: Mapping[str, FileEntry] | None = None,
+        harmless: Iterable[str] = (),
         reach: ImportedFiles | None = None,
     ) -> None:
-        """`reader` returns None if a file cannot be parsed; `below` are the files below a handler whose path is one of
-        inference, `harmless` those that lead to none; `reach` knows which of them an application imports.
+        """`entries` are those of all files; `reader` returns None if a file cannot be parsed; `below` are the files below a
+        handler whose path is one of inference, `harmless` those that lead to none; `reach` knows which of them an application
+        imports.
         """
         self.read = dict(read)
-        self._unread = dict(unread or {})
+        self._entries = entries or {}
+        self._unread = set(unread)
         self._reader = reader
         self._text = text
         self._below = below
-        self.harmless = harmless or {}
+        self.harmless = frozenset(harmless)
         self.reach = reach or ImportedFiles({}, text)
         self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
+        self._definers: dict[str, list[str]] = {}
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
     def paths(self) -> Iterator[str]:
@@ -66,8 +70,9 @@ class SourceFiles:
         """Read a file, if it was not read before; return whether it could be parsed."""
         if path in self.read:
             return True
-        if self._unread.pop(path, None) is None:
+        if path not in self._unread:
             return False
+        self._unread.remove(path)
         facts = self._reader(path)
         if facts is not None:
             self.read[path] = facts
@@ -82,15 +87,15 @@ class SourceFiles:
         With `below`, only those below a handler for inference; with `beside`, only those that have one of these words as well;
         with `like`, only those with a word that contains one of these, in either case.
         """
-        if name.startswith("__"):
+        if not name or name.startswith("__"):
             return  # nobody calls it by its name
         attribute = b"." + name.encode()
         for path in self._naming(name):
             if (below and path not in self._below) or (beside and not any(self._has_word(path, word) for word in beside)):
                 continue
-            if like and not any(part in self._unread[path].words.lower() for part in like):
+            if like and not any(part in self._entries[path].words.lower() for part in like):
                 continue
-            imported = not method and any(name == wanted for _, wanted in self._unread[path].imports)
+            imported = not method and any(name == wanted for _, wanted in self._entries[path].imports)
             if imported or is_code(text := self._text(path), attribute) or (not method and b"import *" in text):
                 self.has(path)
 
@@ -103,33 +108,29 @@ class SourceFiles:
 
     def harmless_definers(self, name: str, words: Collection[str]) -> int:
         """Return how many files that lead to no inference define this, in a class with one of these words."""
-        method, word = b"def " + name.encode() + b"(", f" {as_word(name)} "
-        found = 0
-        for path, entry in self.harmless.items():
-            if word in f" {entry.words} " and method in (text := self._text(path)):
-                found += any(part in c.lower() for c in _CLASS.findall(text) for part in map(str.encode, words))
-        return found
+        return sum(path in self.harmless and _has_class(self._text(path), words) for path in self._defining(name))
 
     def naming(self, name: str) -> Iterator[tuple[str, str]]:
         """Yield the files that have a word, with their texts: those that lead to no inference as well."""
-        word, others = name.encode(), {**self._unread, **self.harmless}
-        for path in (*self.read, *(p for p, entry in others.items() if f" {as_word(name)} " in f" {entry.words} ")):
-            if word in self._text(path):
-                yield path, self.text(path)
+        for path in self._having(name):
+            yield path, self.text(path)
 
     def naming_beside(self, name: str, words: Collection[str]) -> Iterator[tuple[str, str]]:
         """Yield the files that have a word and one of others, with their texts."""
-        word, others = name.encode(), [other.encode() for other in words]
-        unread = [
-            path
-            for entries in (self._unread, self.harmless)
-            for path, entry in entries.items()
-            if as_word(name) in entry.words and any(as_word(other) in entry.words for other in words)
-        ]
-        for path in (*self.read, *unread):
-            data = self._text(path)
-            if word in data and any(other in data for other in others):
+        others = {path for word in words for path in self._having(word)}
+        for path in self._having(name):
+            if path in others:
                 yield path, self.text(path)
+
+    def defining(self, name: str) -> dict[str, str]:
+        """Return the files that define a function or a method with this name, with their texts."""
+        return {path: self.text(path) for path in self._defining(name)}
+
+    def _defining(self, name: str) -> list[str]:
+        if name not in self._definers:
+            definition = b"def " + name.encode() + b"("
+            self._definers[name] = [path for path in self._having(name) if definition in self._text(path)]
+        return self._definers[name]
 
     def text(self, path: str) -> str:
         if path not in self._decoded:
@@ -137,18 +138,23 @@ class SourceFiles:
         return self._decoded[path]
 
     def _has_word(self, path: str, word: str) -> bool:
-        return f" {word} " in f" {self._unread[path].words} "
+        return f" {word} " in f" {self._entries[path].words} "
 
     def _naming(self, name: str) -> list[str]:
         """Return the unread files that have this word."""
-        if not self._unread:
-            return []
+        return [path for path in self._having(name) if path in self._unread] if self._unread else []
+
+    def _having(self, name: str) -> list[str]:
+        """Return the files that have this word; without an entry, or if it is no word, those with this text."""
+        if not self._entries or not name.isidentifier():
+            text = name.encode()
+            return [path for path in (self._entries or self.read) if text in self._text(path)]
         if self._by_word is None:
             self._by_word = defaultdict(list)
-            for path, entry in self._unread.items():
-                for word in entry.words.split(" "):
+            for path in sorted(self._entries):
+                for word in self._entries[path].words.split(" "):
                     self._by_word[word].append(path)
-        return [path for path in self._by_word.get(as_word(name), ()) if path in self._unread]
+        return self._by_word.get(as_word(name), [])
 
     def close(self) -> None:
         """Read no more, and let go of who listens, so that all of it is freed without the cycle collector."""
@@ -158,6 +164,11 @@ class SourceFiles:
 
 def _ignore(_path: str, _facts: FileFacts) -> None:
     pass
+
+
+def _has_class(text: bytes, words: Collection[str]) -> bool:
+    """Return whether a file has a class whose name has one of these words in it."""
+    return any(word.encode() in name.lower() for name in _CLASS.findall(text) for word in words)
 
 
 def as_words(words: frozenset[bytes]) -> str:

@@ -7,7 +7,7 @@ has to pass the text on. Names are followed backwards from what leaves the funct
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hangup.lint.source import Function
 from hangup.lint.walking import walk
@@ -17,31 +17,34 @@ _HANDS_OVER = frozenset(
     "append appendleft extend update put put_nowait setdefault write send send_json send_text set_result emit".split()
 )
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_Link = tuple[set[str], list[ast.expr]]  # names that a statement changes, and from what
 
 
-def lost_calls(scope: Function, *, walrus: bool = True) -> set[int]:
-    """Return the ids of the calls in a function whose results it keeps to itself; `walrus`: whether the file has any `:=`."""
+def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool = True) -> set[int]:
+    """Return the ids of the calls in a function whose results it keeps to itself.
+
+    `names` are those in each statement, by its id; `walrus`: whether the file has any `:=`.
+    """
     if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not scope.calls:
         return set()
-    links: dict[int, list[_Link]] = {}  # id of a statement -> what it changes
-    leaving: list[ast.expr] = list(scope.returns)
+    live = {parameter.arg for parameter in scope.parameters}
+    waiting: list[tuple[int, set[str]]] = []  # ids of statements, and what they change
     for statement in _statements(scope.node.body):
-        if found := list(_links(statement, walrus=walrus)):
-            links[id(statement)] = found
-        if scope.yields and isinstance(statement, (ast.Expr, ast.Assign)):
-            leaving += [n.value for n in walk(statement) if isinstance(n, (ast.Yield, ast.YieldFrom)) and n.value]
-    live = {parameter.arg for parameter in scope.parameters}.union(*map(_names, leaving))
+        kind = statement.__class__
+        if kind is ast.Return:
+            live |= names[id(statement)]
+        elif changed := set(_changes(statement, walrus=walrus)):
+            waiting.append((id(statement), changed))
+        if scope.yields and (kind is ast.Expr or kind is ast.Assign):
+            live |= _yielded(statement)
     passing: set[int] = set()
-    waiting = [(number, link) for number, found in links.items() for link in found]
     while waiting:
         left = []
-        for number, link in waiting:
-            if not link[0].isdisjoint(live) or any(name.startswith("self.") for name in link[0]):
+        for number, changed in waiting:
+            if not changed.isdisjoint(live) or any(name.startswith("self.") for name in changed):
                 passing.add(number)
-                live = live.union(*map(_names, link[1]))
+                live |= names[number]
             else:
-                left.append((number, link))
+                left.append((number, changed))
         if len(left) == len(waiting):
             break
         waiting = left
@@ -77,24 +80,31 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                     todo += case.body
 
 
-def _links(statement: ast.stmt, *, walrus: bool) -> Iterator[_Link]:
-    """Yield the names that a statement changes, and from what."""
+def _changes(statement: ast.stmt, *, walrus: bool) -> Iterator[str]:
+    """Yield the names that a statement changes."""
     match statement:
         case ast.Assign():
-            yield {name for target in statement.targets for name in _changed(target)}, [statement.value]
+            for target in statement.targets:
+                yield from _changed(target)
         case ast.AnnAssign() | ast.AugAssign() if statement.value is not None:
-            yield set(_changed(statement.target)), [statement.value]
+            yield from _changed(statement.target)
         case ast.For() | ast.AsyncFor():
-            yield set(_changed(statement.target)), [statement.iter]
+            yield from _changed(statement.target)
         case ast.With() | ast.AsyncWith():
             for item in statement.items:
                 if item.optional_vars is not None:
-                    yield set(_changed(item.optional_vars)), [item.context_expr]
+                    yield from _changed(item.optional_vars)
         case ast.Expr(value=ast.Call() as call) | ast.Expr(value=ast.Await(value=ast.Call() as call)):
             if isinstance(call.func, ast.Attribute) and call.func.attr in _HANDS_OVER:
-                yield set(_changed(call.func.value)), [*call.args, *(keyword.value for keyword in call.keywords)]
+                yield from _changed(call.func.value)
     if walrus and not isinstance(statement, _SCOPES):
-        yield from (({n.target.id}, [n.value]) for n in walk(statement) if isinstance(n, ast.NamedExpr))
+        yield from (n.target.id for n in walk(statement) if isinstance(n, ast.NamedExpr))
+
+
+def _yielded(statement: ast.stmt) -> set[str]:
+    """Return the names in what a statement yields."""
+    values = (n.value for n in walk(statement) if isinstance(n, (ast.Yield, ast.YieldFrom)) and n.value)
+    return set[str]().union(*map(_names, values))
 
 
 def _changed(target: ast.expr) -> Iterator[str]:

@@ -73,7 +73,7 @@ class Project:
         self.source = source
         self.files = source.read
         self.names = Names(source)
-        self.defaults = Defaults(source.naming)
+        self.defaults = Defaults(source.naming, source.defining)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
         self._unmade = Unmade(self.names)

@@ -145,10 +145,10 @@ def _files(
         return found
 
     read = {path: facts for path in first if (facts := reader(path)) is not None}
-    unread = {path: entries[path] for path in sorted(choice.matter.difference(first))}
-    harmless = {path: entry for path, entry in entries.items() if path not in choice.matter and path not in read}
+    unread = choice.matter.difference(first)
+    harmless = entries.keys() - choice.matter - read.keys()
     text = cache_results(lambda path: contents[path] if path in contents else _bytes(path))
-    return SourceFiles(read, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text))
+    return SourceFiles(read, entries, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text))
 
 
 @contextmanager

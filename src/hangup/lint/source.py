@@ -10,7 +10,6 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cached_property
 
 from hangup.lint.walking import children, walk
 
@@ -154,9 +153,19 @@ class Module:
         self.states: list[tuple[str, ast.expr, int]] = []  # app.state.x = value, and the number of the function around
         self.facts: dict[type, object] = {}  # what rules compute once and share
         self.dead: list[tuple[int, int]] = []  # first and last lines of what is never run, which is not in the tree any more
+        self.names: dict[int, set[str]] = defaultdict(set)  # id of a statement -> names in it, self.x for those of the instance
         self._sites: dict[int, Site] = {}
         self._nodes: dict[int, list[ast.AST]] = {}
         _Walk(self).run()
+        self.packages = {name.partition(".")[0] for name in self.imports.values()}  # top-level ones that the file imports
+        self.has_no_place = ('" % ' in text or "' % " in text) and _NO_PLACE.search(text) is not None  # may have "text" % name
+        self.inner_names: dict[int, set[str]] = defaultdict(set)  # of the functions that are defined in each function
+        self.given_to_constructors: set[tuple[str, str]] = set()  # class and parameter
+        for function in self.functions:
+            if function.outer is not None and not function.class_name:
+                self.inner_names[function.outer.number].add(function.name)
+            elif function.name == "__init__":
+                self.given_to_constructors.update((function.class_name, parameter.arg) for parameter in function.parameters)
 
     def dotted(self, node: ast.AST | None) -> str:
         """Return `a.b.c` for a name or an attribute, imports resolved; skip calls and subscripts in between."""
@@ -182,36 +191,6 @@ class Module:
 
     def calls(self) -> Iterator[Site]:
         return iter(self._sites.values())
-
-    @cached_property
-    def packages(self) -> set[str]:
-        """Return the top-level packages that the file imports."""
-        return {name.partition(".")[0] for name in self.imports.values()}
-
-    @cached_property
-    def has_no_place(self) -> bool:
-        """Return whether the file may have `"text" % name`, where the text has no place for the name."""
-        text = self.text  # a search for words is much faster than one for the pattern
-        return ('" % ' in text or "' % " in text) and _NO_PLACE.search(text) is not None
-
-    @cached_property
-    def inner_names(self) -> dict[int, set[str]]:
-        """Return the names of the functions that are defined in each function, by its number."""
-        found: dict[int, set[str]] = defaultdict(set)
-        for function in self.functions:
-            if function.outer is not None and not function.class_name:
-                found[function.outer.number].add(function.name)
-        return found
-
-    @cached_property
-    def given_to_constructors(self) -> set[tuple[str, str]]:
-        """Return the parameters of constructors, each with its class."""
-        made = (f for f in self.functions if f.class_name and f.name == "__init__")
-        return {(f.class_name, parameter.arg) for f in made for parameter in f.parameters}
-
-    @cached_property
-    def lines(self) -> list[str]:
-        return self.text.split("\n")
 
     def nodes(self, function: Function) -> list[ast.AST]:
         """Return the nodes of a function, with those of functions inside it; computed once."""
@@ -434,9 +413,10 @@ class _Walk:
                 frame.function.bound.add(name)
 
     def expression(self, root: ast.AST, frame: Frame, statement: ast.stmt) -> None:
-        """Record the calls, awaits and yields below `root`."""
+        """Record the names, calls, awaits and yields below `root`."""
         stack: list[ast.AST] = [root]
-        used, bound = frame.function.used, frame.function.bound
+        used: set[str] = set()
+        names, bound = self.module.names[id(statement)], frame.function.bound
         while stack:
             node = stack.pop()
             kind = type(node)
@@ -446,7 +426,10 @@ class _Walk:
             if kind is ast.Constant:
                 continue
             if kind is ast.Attribute:
-                stack.append(node.value)  # type: ignore[attr-defined]
+                owner = node.value  # type: ignore[attr-defined]
+                if owner.__class__ is ast.Name and owner.id == "self":
+                    names.add("self." + node.attr)  # type: ignore[attr-defined]
+                stack.append(owner)
                 continue
             if kind is ast.Call:
                 assert isinstance(node, ast.Call)
@@ -466,3 +449,5 @@ class _Walk:
                 self.expression(node.body, self.enter(node, frame, ""), statement)
                 continue
             stack.extend(children(node))
+        frame.function.used |= used
+        names |= used

@@ -50,7 +50,7 @@ def _undefined(module: Module) -> Iterable[tuple[Function, set[str]]]:
     text, top = module.text, module.top
     if any(name[0] == "*" for name in module.imports):
         return
-    known = _KNOWN | top.bound | top.assigned.keys()
+    known = {*_KNOWN, *top.bound, *top.assigned}
     found: list[tuple[Function, set[str]]] = []
     for function in module.functions:
         names = function.used - known

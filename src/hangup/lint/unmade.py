@@ -40,7 +40,7 @@ class Unmade:
         """Return whether another file gives a name to this module, or to all: `routes.settings = Settings()`."""
         file = PurePath(path)
         module = file.parent.name if file.stem == "__init__" else file.stem
-        for where, text in self._names.source.naming_beside(name, (module, "builtins")):
+        for where, text in self._names.source.naming_beside(name, (module, "builtins", "__builtins__")):
             for found in re.finditer(name, text) if where != path else ():
                 owner = _OWNER.search(text, max(0, found.start() - OWNER_MAX), found.start())
                 if owner is None or not _SETS.match(text, found.end()):
