@@ -31,6 +31,7 @@ PARTS = (
     "seventeenth",
     "eighteenth",
     "nineteenth",
+    "twentieth",
 )  # in the order of time
 
 
