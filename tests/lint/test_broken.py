@@ -20,7 +20,7 @@ AGENT = """
             self.llm = llm
 
         async def ask(self, text):
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 """
 APP = """
     import fastapi
@@ -105,7 +105,7 @@ def test_a_text_with_no_place_for_what_is_put_in(line: str, number: int) -> None
         @app.post("/ask")
         async def ask(text: str):
             {line}
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
     """
     assert len(lint_source(dedent(source))) == number
 

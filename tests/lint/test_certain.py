@@ -22,11 +22,11 @@ CHAINED = """
 
     class One(Base):
         async def ask(self, text):
-            return await client.chat.completions.create(model="one", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="one", messages=[text], max_tokens=500)
 
     class Two(Base):
         async def ask(self, text):
-            return await client.chat.completions.create(model="two", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="two", messages=[text], max_tokens=500)
 
     def choose(name) -> Base:
         return found[name]
@@ -79,7 +79,7 @@ STARTED = """
     client = OpenAI()
 
     async def work(text):
-        found = client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        found = client.chat.completions.create(model="m", messages=[text], max_tokens=500)
         print(found)
 
     @app.post("/ask")
@@ -111,7 +111,7 @@ def test_what_runs_after_the_client_has_left() -> None:
         client = AsyncOpenAI()
 
         async def analyse(text):
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
         @app.websocket("/talk")
         async def talk(socket: WebSocket):

@@ -21,7 +21,7 @@ class Service{bases}:
 
     async def answer(self, text):
         if {test}:
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
         return self.rows
 """
 APP = """
@@ -98,6 +98,6 @@ def test_a_default_that_is_computed(tmp_path: Path) -> None:
 
 
 def test_a_branch_beside_another_one_with_the_same_call(tmp_path: Path) -> None:
-    call = 'await client.chat.completions.create(model="m", messages=[text], max_tokens=5)'
+    call = 'await client.chat.completions.create(model="m", messages=[text], max_tokens=500)'
     branches = f"self.use_model and text:\n            return {call}\n        elif self.kind == 'no'"
     assert found(tmp_path, "Service([])", test=branches) == []

@@ -19,7 +19,7 @@ client = AsyncOpenAI()
 async def ask(text: str, rows: list):
 {body}
 """
-ASKS = "return await client.chat.completions.create(model='m', messages=[text], max_tokens=5)"
+ASKS = "return await client.chat.completions.create(model='m', messages=[text], max_tokens=500)"
 
 
 def codes(body: str) -> list[str]:
@@ -73,7 +73,7 @@ def test_a_yield_that_is_never_run_still_makes_a_generator() -> None:
         client = OpenAI()
 
         def empty(text):
-            client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            client.chat.completions.create(model="m", messages=[text], max_tokens=500)
             return
             yield text
 
@@ -82,3 +82,29 @@ def test_a_yield_that_is_never_run_still_makes_a_generator() -> None:
             empty(text)
     """
     assert lint_source(dedent(source), codes=list(RULES)) == []
+
+
+INNER = "async def inner(text):\n    return blocking.chat.completions.create(model='m', messages=[text]).choices\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (INNER + "return text", []),
+        (INNER.replace("return", "if text: return inner\n    return") + "return text", []),
+        (INNER + "return await inner(text)", ["HU005"]),
+        (INNER + "async def other():\n    return await inner(text)\nreturn await other()", ["HU005"]),
+        ("@rows[0]\n" + INNER + "return text", ["HU005"]),
+        (INNER + "return locals()", ["HU005"]),
+    ],
+)
+def test_a_function_inside_another_is_run_if_something_there_names_it(body: str, found: list[str]) -> None:
+    source = HANDLER.format(body=indent(body, "    ")) + "\n\nfrom openai import OpenAI\nblocking = OpenAI(timeout=60)\n"
+    assert [finding.code for finding in lint_source(source)] == found
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"), [("5", []), ("50", []), ("51", ["HU004"]), ("limit", ["HU004"]), ("-1", ["HU004"])]
+)
+def test_an_answer_of_a_few_tokens_is_a_label(tokens: str, found: list[str]) -> None:
+    assert codes(ASKS.replace("500", tokens)) == found

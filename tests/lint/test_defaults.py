@@ -33,7 +33,7 @@ SOURCE = """
         return None
 
     async def complete(text):
-        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def guarded(text, real=True):
         models = ["a"] if real else []
@@ -131,7 +131,7 @@ APP = """
         async def run(self, text):
             if not {condition}:
                 return text
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     @app.post("/search")
     async def ask(text: str):

@@ -72,7 +72,7 @@ def test_a_thread_is_given_a_method_with_its_arguments() -> None:
     source = """
     @app.post("/ask")
     async def ask(text: str):
-        return await asyncio.to_thread(sync_claude.messages.create, model="m", max_tokens=5, messages=[text])
+        return await asyncio.to_thread(sync_claude.messages.create, model="m", max_tokens=500, messages=[text])
     """
     assert found(source) == ["HU004 certain"]
 
@@ -208,7 +208,7 @@ def test_a_stream_that_is_entered_without_async_blocks(entered: str, findings: l
     @app.post("/ask")
     async def ask(text: str):
         async def events():
-            {entered} get_client().messages.stream(model="m", max_tokens=5, messages=[text]) as stream:
+            {entered} get_client().messages.stream(model="m", max_tokens=500, messages=[text]) as stream:
                 {"async " if entered == "async with" else ""}for part in stream:
                     yield part
         return fastapi.responses.StreamingResponse(events())

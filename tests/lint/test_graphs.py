@@ -70,15 +70,17 @@ def test_a_graph_of_plain_rules_is_no_inference(tmp_path: Path, monkeypatch: pyt
     "nodes",
     [
         MODEL,
-        RULES_ONLY.replace('"ask a librarian"', 'state["service"].generate(state["question"])'),
         RULES_ONLY.replace("text.strip().lower()", "retried(lambda: model.invoke(text))"),
     ],
-    ids=["model", "unknown service", "in a lambda below"],
+    ids=["model", "in a lambda below"],
 )
-def test_a_graph_with_a_model_or_with_an_unknown_node_is_inference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str
-) -> None:
+def test_a_graph_with_a_model_is_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str) -> None:
     assert lint(tmp_path, monkeypatch, nodes=nodes) == ["app.py:10 HU004"]
+
+
+def test_a_node_that_calls_something_unknown_is_none_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = RULES_ONLY.replace('"ask a librarian"', 'state["service"].generate_suggestions(state["question"])')
+    assert lint(tmp_path, monkeypatch, nodes=nodes) == []
 
 
 def test_a_node_of_another_package_may_run_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

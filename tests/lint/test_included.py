@@ -40,7 +40,6 @@ def test_a_router_that_is_imported_and_not_included(tmp_path: Path, app: str) ->
     [
         "from routes.chat import router as chat_router\napp.include_router(chat_router)\n",
         "from routes.chat import router as chat_router\nfor each in (chat_router,):\n    app.include_router(each)\n",
-        "from routes.chat import router as chat_router\n__all__ = ['chat_router']\n",
         "from routes import chat\napp.include_router(chat.router)\n",
         "import routes.chat as talk\napp.include_router(talk.router)\n",
         "import routes.chat\napp.include_router(routes.chat.router)\n",
@@ -56,7 +55,18 @@ def test_a_router_that_another_module_passes_on(tmp_path: Path) -> None:
     forgets = f"from routes.chat import router as chat_router\n{INCLUDES}"
     uses = "from app import app, chat_router\napp.include_router(chat_router)\n"
     assert found(tmp_path / "module", forgets, {"serve.py": uses}) == ["chat.py", "rag.py"]
-    assert found(tmp_path / "package", forgets, {"routes/__init__.py": "from .chat import router\n"}) == ["chat.py", "rag.py"]
+
+
+def test_a_router_that_a_package_passes_on(tmp_path: Path) -> None:
+    package = "from .chat import router as chat_router\n__all__ = ['chat_router']\n"
+    nobody = "import routes\n"
+    assert found(tmp_path / "nobody", nobody + INCLUDES, {"routes/__init__.py": package}) == ["rag.py"]
+    module = "import routes\napp.include_router(routes.chat_router)\n"
+    assert found(tmp_path / "module", module + INCLUDES, {"routes/__init__.py": package}) == ["chat.py", "rag.py"]
+    name = "from routes import chat_router\napp.include_router(chat_router)\n"
+    assert found(tmp_path / "name", name + INCLUDES, {"routes/__init__.py": package}) == ["chat.py", "rag.py"]
+    listed = "import routes\nfor each in dir(routes):\n    app.include_router(getattr(routes, each))\n"
+    assert found(tmp_path / "listed", listed + INCLUDES, {"routes/__init__.py": package}) == ["chat.py", "rag.py"]
 
 
 def test_an_application_that_includes_none_may_have_another_way(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ ANSWER = """
     client = AsyncOpenAI()
 
     async def ask(text):
-        return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 
     @app.post("/answer")
     async def answer(request: Request, text: str, other: str, rows: list, store: object):
@@ -89,7 +89,7 @@ def test_a_callee_that_reads_from_the_websocket_sees_its_end() -> None:
 
         async def call(websocket, text):
             {read}
-            await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+            await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 
         @app.websocket("/call")
         async def handle(websocket: WebSocket):
@@ -161,7 +161,7 @@ KEPT = """
     client = AsyncOpenAI()
 
     async def ask(text):
-        return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 
     async def make(db, text, out):
         result = {{"status": "skipped", "chars": 0}}
@@ -206,7 +206,7 @@ def test_who_does_not_await_what_a_function_returns_gets_the_answer() -> None:
 
         def ask(text):
             for attempt in range(3):
-                return client.responses.create(model="m", input=text, max_output_tokens=5)
+                return client.responses.create(model="m", input=text, max_output_tokens=500)
 
         @app.post("/answer")
         {kind}def answer(text: str):
@@ -228,7 +228,7 @@ def test_a_nested_function_that_an_awaited_call_is_given_is_called() -> None:
         @app.post("/answer")
         async def answer(text: str, retry):
             async def ask():
-                return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+                return await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 
             return {call}
     """
@@ -248,11 +248,11 @@ def test_django_views_by_their_names_and_actions() -> None:
 
         class Chat(BaseView):
             def post(self, request):
-                return openai.Completion.create(model="m", prompt="p", max_tokens=5)
+                return openai.Completion.create(model="m", prompt="p", max_tokens=500)
 
         class Chats(ViewSet):
             @action(detail=False, methods=["post"])
             def ask(self, request):
-                return openai.Completion.create(model="m", prompt="p", max_tokens=5)
+                return openai.Completion.create(model="m", prompt="p", max_tokens=500)
     """
     assert codes(source) == ["HU004", "HU004"]

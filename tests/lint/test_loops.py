@@ -26,7 +26,7 @@ def test_the_loop_of_a_sync_view_is_nobody_elses(run: str) -> None:
         client = OpenAI()
 
         async def answer(text):
-            return client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
         @app.post("/ask")
         def ask():
@@ -90,3 +90,54 @@ def test_a_poll_between_sleeps_does_not_block(sleep: str, code: str) -> None:
             return await wait(start(text))
     """
     assert codes(source) == [code]
+
+
+def test_an_async_view_of_flask_has_a_loop_of_its_own() -> None:
+    source = """
+        from flask import Flask
+        from openai import OpenAI
+
+        app = Flask(__name__)
+        client = OpenAI()
+
+        @app.post("/ask")
+        async def ask():
+            return client.chat.completions.create(model="m", messages=[], max_tokens=500).choices[0].message.content
+    """
+    assert codes(source) == ["HU004"]
+    assert codes(source.replace("from flask import Flask", "from quart import Quart as Flask")) == ["HU005"]
+
+
+GATHERED = """
+    import asyncio
+    from fastapi import FastAPI
+    from google import genai
+
+    app = FastAPI()
+    client = genai.Client()
+
+    @app.post("/ask")
+    async def ask(text: str):
+        {lines}
+"""
+ASYNC = "client.aio.models.generate_content(model='m', contents=text)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ((f"notes = {ASYNC}", f"script = {ASYNC}", "return await asyncio.gather(notes, script)"), "HU004"),
+        ((f"notes = {ASYNC}", "return await notes"), "HU004"),
+        ((f"notes = {ASYNC}", "return await asyncio.wait_for(notes, 60)"), "HU004"),
+        ((f"return {ASYNC.replace('.aio', '')}",), "HU005"),
+        ((f"notes = {ASYNC.replace('.aio', '')}", "await asyncio.sleep(1)", "return notes.text"), "HU005"),
+    ],
+)
+def test_a_coroutine_that_is_awaited_later_blocks_nobody(lines: tuple[str, ...], found: str) -> None:
+    assert codes(GATHERED.format(lines="\n        ".join(lines))) == [found]
+
+
+def test_a_result_that_may_be_no_coroutine_blocks() -> None:
+    lines = ("reply = client.models.generate_content(model='m', contents=text)", "if inspect.isawaitable(reply):")
+    source = GATHERED.format(lines="\n        ".join((*lines, "    reply = await reply", "return reply.text")))
+    assert codes(source) == ["HU005"]

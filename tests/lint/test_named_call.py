@@ -95,13 +95,20 @@ MODEL = """
     client = AsyncOpenAI()
 
     async def complete(text):
-        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def suggest(text):
-        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def classify_reply(text):
-        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
+
+    async def polish(text):
+        return await complete(text)
+
+    class Gateway:
+        async def classify(self, text):
+            return await complete(text)
 
     async def understand(text):
         known = KEYWORDS.get(text)
@@ -132,10 +139,13 @@ def test_a_call_that_is_always_made_is_named_before_one_in_a_branch() -> None:
     assert "`complete`" in found
     (found,) = model("text = await suggest(text)", "return await complete(text)")
     assert "`suggest`" in found
+    (found,) = model("if state:", "    return await suggest(text)", "return await polish(text)")
+    assert "`polish`" in found
 
 
 def test_a_call_that_only_classifies_is_no_generation() -> None:
     assert model("return await understand(text)") == []
+    assert model("return await Gateway().classify(text)") == []
     (found,) = model("intent = await understand(text)", "if intent:", "    return await complete(text)", "return intent")
     assert "`complete`" in found
 
@@ -175,11 +185,11 @@ def test_the_source_is_not_named_where_a_factory_chooses_the_class() -> None:
 
         class One(Base):
             def ask(self, text):
-                return OpenAI().chat.completions.create(model="one", messages=[text], max_tokens=5)
+                return OpenAI().chat.completions.create(model="one", messages=[text], max_tokens=500)
 
         class Two(Base):
             def ask(self, text):
-                return OpenAI().chat.completions.create(model="two", messages=[text], max_tokens=5)
+                return OpenAI().chat.completions.create(model="two", messages=[text], max_tokens=500)
 
         def provider() -> Base:
             if os.getenv("PROVIDER", "two") == "one":

@@ -35,7 +35,7 @@ FILES = {
 
         class RagService(Service):
             async def ask(self, question):
-                return await client.chat.completions.create(model="m", messages=[question], max_tokens=5)
+                return await client.chat.completions.create(model="m", messages=[question], max_tokens=500)
     """,
     "app/deps.py": """
         from functools import lru_cache
@@ -217,7 +217,7 @@ COMPUTES = """
 
     class Computed({base}):
         async def reply(self, text):
-            return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 """
 
 

@@ -17,7 +17,7 @@ MODEL = """
 
     class Answering:
         async def execute(self, text):
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def respond(text):
         return await Answering().execute(text)
@@ -85,7 +85,7 @@ GUARDED = """
     client = AsyncOpenAI()
 
     async def complete(text):
-        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def early(text, summarize=True):
         if not summarize:
@@ -181,7 +181,7 @@ def test_a_class_that_lacks_the_method_is_not_another_class() -> None:
 
         class Core:
             def write_persona(self, text):
-                return client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+                return client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
         class Facade:
             pass
@@ -204,7 +204,7 @@ def test_asyncio_run_raises_where_a_loop_runs() -> None:
         client = AsyncOpenAI()
 
         async def complete(text):
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
         def digest(text):
             return asyncio.run(complete(text))
@@ -245,7 +245,7 @@ def test_an_operator_who_indexes_waits_for_no_answer(path: str) -> None:
 
         @app.post("PATH")
         async def NAME(source: str):
-            return await client.chat.completions.create(model="m", messages=[source], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[source], max_tokens=500)
     """.replace("PATH", path)
     assert codes(source.replace("NAME", "index_datasource")) == []
     assert codes(source.replace("NAME", "index").replace(path, "/")) == ["HU004"]

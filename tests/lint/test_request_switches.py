@@ -25,12 +25,13 @@ SOURCE = """
         stream: bool = True
         enhance: bool = Field(False, description="with a model")
         note: str | None = None
+        provider: str = Field("local", description="local, remote or auto")
 
     async def complete(text):
-        return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     def block(text):
-        return blocking.chat.completions.create(model="m", messages=[text], max_tokens=5)
+        return blocking.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def improve(text, enhance):
         if enhance:
@@ -48,8 +49,17 @@ SOURCE = """
         else:
             return await complete(text)
 
+    async def choose(text, provider="local"):
+        if provider == "remote":
+            return await complete(text)
+        elif provider in ("auto", "best"):
+            return await complete(text)
+        return text
+
     @app.post("/ask")
-    async def ask(text: str, body: Body, enhance: bool = Query(False), plain: bool = True, note: str | None = None):
+    async def ask(
+        text: str, body: Body, enhance: bool = Query(False), plain: bool = True, note: str | None = None, mode: str = "fast"
+    ):
         {lines}
 """
 
@@ -68,6 +78,15 @@ def codes(*lines: str) -> list[str]:
         ("return await improve(text, enhance)",),
         ("return await improve(text, enhance=body.enhance)",),
         ("return await answer(text, body)",),
+        ("if body.provider == 'remote':", "    text = await complete(text)", "return text"),
+        ("if body.provider in ['remote', 'auto']:", "    text = await complete(text)", "return text"),
+        ("if body.provider != 'remote':", "    return text", "return await complete(text)"),
+        ("if mode == 'deep':", "    text = await complete(text)", "return text"),
+        ("return await choose(text)",),
+        ("return await choose(text, 'local')",),
+        ("return await choose(text, provider='other')",),
+        ("return await choose(text, body.provider)",),
+        ("return await choose(text, mode)",),
     ],
 )
 def test_what_the_default_does_not_lead_to(lines: tuple[str, ...]) -> None:
@@ -85,15 +104,26 @@ def test_what_the_default_does_not_lead_to(lines: tuple[str, ...]) -> None:
         (("return await improve(text, True)",), "HU005"),
         (("return await improve(text, text)",), "HU005"),
         (("return await either(text, body)",), "HU004"),
+        (("if body.provider == 'local':", "    text = await complete(text)", "return text"), "HU004"),
+        (("if body.provider in ['local', 'auto']:", "    text = await complete(text)", "return text"), "HU004"),
+        (("if body.provider != 'remote':", "    text = await complete(text)", "return text"), "HU004"),
+        (("if body.note == 'long':", "    text = await complete(text)", "return text"), "HU004"),
+        (("if mode == 'fast':", "    text = await complete(text)", "return text"), "HU004"),
+        (("return await choose(text, 'auto')",), "HU004"),
+        (("return await choose(text, text)",), "HU004"),
+        (("return await choose(text, provider=text.strip())",), "HU004"),
     ],
 )
 def test_what_the_default_leads_to(lines: tuple[str, ...], found: str) -> None:
     assert codes(*lines) == [found]
 
 
-def test_a_class_that_several_files_define_says_nothing(tmp_path: Path) -> None:
+def test_of_classes_with_one_name_that_of_the_same_file_counts(tmp_path: Path) -> None:
     lines = "if body.enhance:\n        text = await complete(text)\n    return text"
-    (tmp_path / "app.py").write_text(dedent(SOURCE.replace("{lines}", "LINES")).replace("LINES", lines))
+    app = dedent(SOURCE.replace("{lines}", "LINES")).replace("LINES", lines)
+    (tmp_path / "other.py").write_text("class Body(BaseModel):\n    enhance: bool = True\n")
+    (tmp_path / "app.py").write_text(app)
     assert lint_paths([tmp_path]).likely == 0
-    (tmp_path / "other.py").write_text("class Body:\n    enhance: bool = True\n")
+    (tmp_path / "third.py").write_text("class Body(BaseModel):\n    enhance: bool = False\n")
+    (tmp_path / "app.py").write_text("from other import Body\n" + app.replace("class Body(", "class Unused("))
     assert lint_paths([tmp_path]).likely == 1

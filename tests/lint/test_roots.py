@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 client = AsyncOpenAI()
 
 async def ask(text):
-    return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+    return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 """
 QUIET = "async def ask(text):\n    return text\n"
 APP = """
@@ -121,7 +121,7 @@ client = AsyncOpenAI()
 @app.post("/ask")
 async def answer(text: str):
     {before}
-    return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+    return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 """
 
 

@@ -145,7 +145,7 @@ def test_a_blocking_call_through_functions_of_the_module() -> None:
 
         class Rag:
             def answer(self, question):
-                reply = client.chat.completions.create(model="m", messages=[question], max_tokens=5)
+                reply = client.chat.completions.create(model="m", messages=[question], max_tokens=500)
                 return reply.choices[0].message.content
 
         rag = Rag()

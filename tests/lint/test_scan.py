@@ -14,7 +14,7 @@ from hangup.lint.source import Module
 
 CALLS = [
     'client.chat.completions.create(model="m")',
-    'client.messages.create(model="m", messages=[], max_tokens=5)',
+    'client.messages.create(model="m", messages=[], max_tokens=500)',
     'client.responses.stream(input="x")',
     'client.chat \\\n    .completions.create(model="m")',
     'from litellm import acompletion as ask; ask(model="m")',

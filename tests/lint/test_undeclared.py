@@ -19,7 +19,7 @@ client = AsyncOpenAI()
 @app.post("/ask")
 async def ask(text: str):
     {before}
-    return await client.chat.completions.create(model={model}, messages=[text], max_tokens=5)
+    return await client.chat.completions.create(model={model}, messages=[text], max_tokens=500)
 """
 CONFIG = (
     "from pydantic_settings import BaseSettings\n\nclass Settings(BaseSettings):\n    MODEL: str = 'm'\n    {more}\n\n{made}\n"

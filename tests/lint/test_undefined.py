@@ -22,7 +22,7 @@ app = FastAPI()
 client = AsyncOpenAI()
 
 async def complete(text):
-    return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+    return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
 @app.post("/ask")
 async def ask(text: str, names: list[str]):
@@ -136,7 +136,7 @@ def test_a_service_that_lacks_an_import_runs_nothing(tmp_path: Path) -> None:
         async def complete(text):
             try:
                 model = settings.MODEL
-                return await client.chat.completions.create(model=model, messages=[text], max_tokens=5)
+                return await client.chat.completions.create(model=model, messages=[text], max_tokens=500)
             except Exception:
                 return text[:100]
     """
@@ -180,7 +180,7 @@ def test_an_application_whose_import_raises_serves_nobody(tmp_path: Path, line: 
         client = AsyncOpenAI()
         @router.post("/ask")
         async def ask(text: str):
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
     """
     main = "from fastapi import FastAPI\nfrom .routes import router\n{}\napp = FastAPI()\napp.include_router(router)\n"
     (tmp_path / "bot").mkdir()

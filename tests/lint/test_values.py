@@ -18,10 +18,10 @@ MODEL = """
 
     class Rag:
         async def process(self, text):
-            return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
         def answer(self, text):
-            return blocking.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return blocking.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
     async def respond(text):
         return await Rag().process(text)
@@ -118,7 +118,7 @@ def test_what_another_branch_returns_is_not_the_answer() -> None:
         @app.post("/")
         def start():
             if request.is_json:
-                text = client.chat.completions.create(model="m", messages=[], max_tokens=5)
+                text = client.chat.completions.create(model="m", messages=[], max_tokens=500)
                 queue.put(text)
                 return {answer}
             return render_template("index.html")
@@ -181,6 +181,13 @@ def test_a_pipeline_that_classifies_writes_no_text() -> None:
     assert lint_source(source.replace("{call}", "answer = pipe(request.json)")) == []
 
 
+def test_a_model_of_numbers_predicts_no_text() -> None:
+    source = dedent(SYNC).replace("{call}", "answer = model.predict(request.json)")
+    imports = "from langchain_openai import ChatOpenAI"
+    assert [f.code for f in lint_source(source.replace("{imports}", imports))] == ["HU004"]
+    assert lint_source(source.replace("{imports}", imports + "; import numpy as np")) == []
+
+
 def test_a_thread_with_a_timeout_is_waited_for() -> None:
     source = """
         import asyncio
@@ -191,7 +198,7 @@ def test_a_thread_with_a_timeout_is_waited_for() -> None:
         client = OpenAI()
 
         def complete(text):
-            return client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+            return client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 
         @app.post("/ask")
         async def ask(text: str):

@@ -24,7 +24,7 @@ HANDLER = """
 
     @app.post("/chat")
     async def chat(request):
-        return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+        return await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 """
 
 
@@ -42,7 +42,7 @@ def test_django_cancels_async_views_but_not_sync_ones() -> None:
         client = AsyncOpenAI()
 
         async def chat(request):
-            return await client.chat.completions.create(model="m", messages=[], max_tokens=5)
+            return await client.chat.completions.create(model="m", messages=[], max_tokens=500)
 
         urlpatterns = [path("chat", chat)]
     """
@@ -61,13 +61,13 @@ def test_handlers_that_run_in_threads() -> None:
 
         @app.route("/chat", methods=["POST"])
         def chat():
-            answer = client.chat.completions.create(model="m", messages=[], max_tokens=5)
+            answer = client.chat.completions.create(model="m", messages=[], max_tokens=500)
             return answer.choices[0].message.content
     """
     assert codes(flask) == ["HU004"]
     streaming = flask.replace(
-        'answer = client.chat.completions.create(model="m", messages=[], max_tokens=5)',
-        'answer = client.chat.completions.create(model="m", messages=[], max_tokens=5, stream=True)',
+        'answer = client.chat.completions.create(model="m", messages=[], max_tokens=500)',
+        'answer = client.chat.completions.create(model="m", messages=[], max_tokens=500, stream=True)',
     ).replace("return answer.choices[0].message.content", "return Response(c for c in answer)")
     assert codes(streaming) == []
 
@@ -178,7 +178,7 @@ def test_work_in_a_thread_is_not_stopped_by_the_framework() -> None:
         client = OpenAI(timeout=60)
 
         def ask(messages):
-            answer = client.chat.completions.create(model="m", messages=messages, max_tokens=5)
+            answer = client.chat.completions.create(model="m", messages=messages, max_tokens=500)
             return answer.choices[0].message.content
 
         @app.post("/a")

@@ -11,5 +11,5 @@ client = AsyncOpenAI()
 
 @router.post("/ask")
 async def ask(text: str):
-    return await client.chat.completions.create(model="m", messages=[text], max_tokens=5)
+    return await client.chat.completions.create(model="m", messages=[text], max_tokens=500)
 """  # its handler leaks, if an application includes it

@@ -12,7 +12,7 @@ from __future__ import annotations
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import has_other_end, is_old_copy, says_answer, says_generation, takes_in
+from hangup.lint.purposes import has_no_client, has_other_end, is_old_copy, says_answer, says_generation, takes_in
 
 STEPS_MAX = 2  # with branches on the way
 
@@ -48,6 +48,8 @@ def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs
         return False
     path, way = found[0][0], found[1]
     handler = project.function(found[0])
+    if runs.labels or has_no_client(handler.name) or has_no_client(handler.path):
+        return False
     passed = runs.passed and not any(step.lost for step in (call, *way))
     if not is_for_answer(project, path, handler, call.ref) or not (passed or _says_so(handler, call.ref)):
         return False

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.broken import made_at_import, positional, raises_from, required
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
-from hangup.lint.guards import Guards, defaults, flags, is_decided
+from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.passing import lost_calls
+from hangup.lint.source import WAITING, Module, Site
 from hangup.lint.source import Function as Scope
-from hangup.lint.source import Module, Site
 from hangup.lint.text import annotation, places, reference
 from hangup.lint.undefined import Unreached, unreached_calls
 from hangup.lint.walking import walk
@@ -78,6 +78,7 @@ class _Extract:
         self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
         self.unreached: Unreached = {}
         self.lost: set[int] | None = None  # ids of calls in it whose results it passes on to nobody, once asked for
+        self.unused: set[int] = set()  # numbers of functions that nothing calls
 
     def run(self) -> FileFacts:
         module, facts = self.module, self.facts
@@ -85,6 +86,7 @@ class _Extract:
             self.note_arguments(site)
         self.unreached, facts.ending = unreached_calls(module)
         facts.undefined = sorted({*self.unreached.values(), facts.ending} - {""})
+        self.unused = _unused_inside(module.functions)
         facts.functions = [self.function(scope) for scope in module.functions]
         attributes: dict[str, dict[str, list[str]]] = defaultdict(dict)
         for (owner, attr), values in module.fields.items():
@@ -100,7 +102,7 @@ class _Extract:
     def note_arguments(self, site: Site) -> None:
         """Note for each call that is an argument of this one what becomes of it: awaited through gather(), or passed on."""
         last = site.name if site.name == "asyncio.run" else site.name.rpartition(".")[2]
-        waits = site.awaited and last in {"gather", "wait_for", "wait", "shield", "as_completed"}
+        waits = site.awaited and last in WAITING
         for argument in (*site.node.args, *[k.value for k in site.node.keywords]):
             kind = argument.__class__
             if kind is ast.Call:
@@ -143,7 +145,7 @@ class _Extract:
         self.guards = Guards(self.module, scope)
         made.choices = self.guards.choices
         last = raises_from(self.module, node)
-        for site in scope.calls:
+        for site in scope.calls if scope.number not in self.unused else ():
             if not last or site.node.lineno <= last:
                 self.call(made, site)
         if isinstance(node, ast.Lambda):
@@ -172,6 +174,7 @@ class _Extract:
         made.path = route_path(scope)
         made.without = defaults(node)
         made.flags = flags(node)
+        made.texts = texts(node)
         made.required = required(node)
         made.decorated = any(reference(d) not in {"staticmethod", "classmethod"} for d in node.decorator_list)
         made.positional = positional(node, is_method=bool(scope.class_name))
@@ -240,6 +243,7 @@ class _Extract:
             call.stream = vocabulary.streams(module, made_inside or site, verb)
             call.blocking = waiting.blocks(module, made_inside or site, verb)
             call.uncapped = vocabulary.uncapped(site)
+            call.brief = vocabulary.is_brief(made_inside or site)
             if (use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
                 call.use = "await"  # the function waits until the engine has finished
         made.calls.append(call)
@@ -286,6 +290,23 @@ class _Extract:
                     and _is_http_middleware(module, decorator)
                 ):
                     self.facts.middlewares.append(Local("HU010", places(decorator), scope.name))
+
+
+def _unused_inside(functions: list[Scope]) -> set[int]:
+    """Return the numbers of functions that are defined inside another one, which never names them, and of those inside them."""
+    names: dict[int, Counter[str]] = defaultdict(Counter)  # number of a function -> names that it and those inside it use
+    for function in functions:
+        for around in function.around():
+            names[around.number].update(function.used)
+    unused: set[int] = set()
+    for function in functions:
+        outer = function.outer
+        if outer is None or outer.number == 0 or function.class_name or not function.name or function.decorators:
+            continue
+        used = names[outer.number]
+        if outer.number in unused or (used[function.name] == names[function.number][function.name] and not used["locals"]):
+            unused.add(function.number)
+    return unused
 
 
 def _is_http_middleware(module: Module, decorator: ast.Call) -> bool:

@@ -28,6 +28,7 @@ class CallFacts:
     forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
     gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
+    brief: bool = False  # its limit is a few tokens
     needs: list[str] = field(
         default_factory=list
     )  # parameters, and attributes of them, that must be true for it to be made, or false (after `!`)
@@ -84,6 +85,7 @@ class FunctionFacts:
     choices: int = 0  # how many values of a parameter it tells apart, if these are many
     without: list[str] = field(default_factory=list)  # parameters that are None or False unless they are given
     flags: dict[str, bool] = field(default_factory=dict)  # parameters that are True or False unless they are given
+    texts: dict[str, str] = field(default_factory=dict)  # parameters that are a word unless they are given
     required: list[str] = field(default_factory=list)  # parameters without a default
     decorated: bool = False  # by something that may change how it is called
     positional: int = UNKNOWN  # how many arguments it takes without their names; unknown if any number

@@ -14,9 +14,6 @@ GRAPH_VERBS = frozenset("invoke ainvoke stream astream astream_events astream_lo
 MANY_FUNCTIONS = 300  # below a node, above which it is taken for one that runs inference
 _CLASSES = frozenset({"StateGraph", "MessageGraph", "Graph", "CompiledStateGraph", "CompiledGraph", "Pregel"})
 _NAMED = re.compile(r"graph|workflow", re.I)
-_COMPUTES = re.compile(
-    r"(^|_)(generate|complet\w*|a?invoke|chat|predict|infer|inference|ask|answer|llm|prompt|agent)(_|$)", re.I
-)
 _TOOLS = "ToolNode"  # runs tools, not a model
 
 
@@ -64,7 +61,7 @@ class Graphs:
         return not found or self._may_run(found)
 
     def _may_run(self, functions: list[Key]) -> bool:
-        """Return whether one of these functions, or what they call, runs inference or calls something unknown that may."""
+        """Return whether one of these functions, or what they call, runs inference, or they are too many to tell."""
         seen, todo = set(functions), list(functions)
         while todo:
             key = todo.pop()
@@ -72,21 +69,10 @@ class Graphs:
                 return True
             found = self.names.inside(key)
             for call in self.names.function(key).calls:
-                callees = self.names.callees(*key, call.ref)
-                if not callees and self._may_compute(key, call.ref):
-                    return True
-                found += callees
+                found += self.names.callees(*key, call.ref)
             todo += [k for k in found if k not in seen]
             seen.update(found)
         return False
-
-    def _may_compute(self, key: Key, ref: str) -> bool:
-        """Return whether a call of something unknown may be inference, by its name."""
-        return (
-            _COMPUTES.search(ref.rpartition(".")[2]) is not None
-            and not self.may_be_graph(key, ref)
-            and not self.names.is_harmless(key[0], ref)
-        )
 
 
 def _is_graph(value: Value) -> bool:

@@ -7,6 +7,7 @@ Conditions that a setting decides are in `switches`.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 
 from hangup.lint.facts import UNKNOWN, CallFacts, FunctionFacts
@@ -26,6 +27,9 @@ _FALSE = "0"
 _TRUE = "1"
 _NOT = "!"
 _SETTING = "?"  # before a condition
+_TEXT = '"'  # before a word
+_EQUALS = "="  # between a parameter and the words that it may be, with `|` between them
+_WORD = re.compile(r"[\w-]{1,40}")
 
 
 class Guards:
@@ -85,8 +89,8 @@ class Guards:
         if not other or not self._wanted(node.test, holds=in_body):
             return False
         if id(other[0]) not in self._called:
-            nodes = (n for statement in other for n in walk(statement))
-            self._called[id(other[0])] = {_last(n.func) for n in nodes if isinstance(n, ast.Call)}
+            always = (statement.test if isinstance(statement, ast.If) else statement for statement in other)
+            self._called[id(other[0])] = {_last(n.func) for part in always for n in walk(part) if isinstance(n, ast.Call)}
         return _last(site.node.func) in self._called[id(other[0])]
 
     def _filling(self, iterated: ast.expr) -> ast.expr | None:
@@ -101,6 +105,8 @@ class Guards:
         if isinstance(node, ast.Starred):
             return "**"
         if isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and _WORD.fullmatch(node.value):
+                return _TEXT + node.value
             return _TRUE if node.value is True else _ANY if node.value else _FALSE
         if isinstance(node, ast.Name) and node.id in self.parameters:
             return node.id
@@ -163,10 +169,19 @@ def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 def flags(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, bool]:
     """Return the parameters that are True or False unless they are given, also by `Query(False)`."""
+    return {name: value for name, value in _constants(node) if isinstance(value, bool)}
+
+
+def texts(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
+    """Return the parameters that are a word unless they are given, also by `Query("local")`."""
+    return {name: value for name, value in _constants(node) if isinstance(value, str) and _WORD.fullmatch(value)}
+
+
+def _constants(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, object]]:
+    """Yield parameters with the constants that they are unless they are given."""
     given = node.args
-    found: dict[str, bool] = {}
     if not given.defaults and not given.kwonlyargs:
-        return found  # as most
+        return  # as most
     positional = [*given.posonlyargs, *given.args]
     for parameter, default in (
         *zip(reversed(positional), reversed(given.defaults), strict=False),
@@ -175,9 +190,8 @@ def flags(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, bool]:
         value = default
         if isinstance(value, ast.Call):
             value = next((k.value for k in value.keywords if k.arg == "default"), value.args[0] if value.args else None)
-        if isinstance(value, ast.Constant) and isinstance(value.value, bool):
-            found[parameter.arg] = value.value
-    return found
+        if isinstance(value, ast.Constant):
+            yield parameter.arg, value.value
 
 
 def needed(
@@ -230,17 +244,31 @@ def takes(call: CallFacts, callee: FunctionFacts) -> bool:
 
 def _asked(wanted: str, given: dict[str, str], callee: FunctionFacts, is_off: Callable[[str], bool]) -> str | None:
     """Return what a caller must be given for its argument to be as wanted; "" for nothing, None if it is not."""
+    if _EQUALS in wanted:
+        return _asked_text(wanted, given, callee)
     sign = _NOT if wanted[0] == _NOT else ""
     name, dot, attribute = wanted.removeprefix(_NOT).partition(".")
     default = _FALSE if name in callee.without else _TRUE if callee.flags.get(name) else _ANY
     value = given.get(name, default)
     if value == _FALSE:
         return "" if sign or dot else None
-    if value == _TRUE:
+    if value == _TRUE or value[0] == _TEXT:
         return ""  # also where it must be false: for a stream and without one, functions often send the same request
     if value[0] == _SETTING:
         return None if not sign and not dot and is_off(value[1:]) else ""
     return "" if value == _ANY or (dot and "." in value) else f"{sign}{value}{dot}{attribute}"
+
+
+def _asked_text(wanted: str, given: dict[str, str], callee: FunctionFacts) -> str | None:
+    """Return the same for a parameter, or an attribute of one, that must be one of some words."""
+    path, _, words = wanted.partition(_EQUALS)
+    name, dot, attribute = path.partition(".")
+    value = given.get(name, _TEXT + callee.texts[name] if name in callee.texts else _ANY)
+    if value in {_TRUE, _FALSE}:
+        return None
+    if value[0] == _TEXT:
+        return "" if dot or value[1:] in words.split("|") else None
+    return "" if value == _ANY or value[0] == _SETTING or (dot and "." in value) else f"{value}{dot}{attribute}={words}"
 
 
 def _last(function: ast.expr) -> str:
@@ -248,7 +276,7 @@ def _last(function: ast.expr) -> str:
 
 
 def _owner(wanted: str) -> str:
-    return wanted.removeprefix(_NOT).partition(".")[0]
+    return wanted.removeprefix(_NOT).partition(_EQUALS)[0].partition(".")[0]
 
 
 def either(one: Needs, other: Needs) -> Needs:
@@ -305,7 +333,28 @@ def _wanted(test: ast.expr, *, holds: bool) -> Iterator[str]:
         case ast.Compare(left=ast.Name() as name, ops=[ast.Is() | ast.IsNot() as op], comparators=[ast.Constant(value=None)]):
             if isinstance(op, ast.IsNot) == holds:
                 yield name.id
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() | ast.In() | ast.NotIn() as op], comparators=[right]):
+            words = _words(right)
+            if words and isinstance(op, (ast.Eq, ast.In)) == holds and (asked := _parameter(left)):
+                yield f"{asked}={words}"
         case ast.Name(id=name):
             yield name if holds else _NOT + name
         case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name not in {"self", "cls"}:
             yield f"{'' if holds else _NOT}{name}.{attribute}"
+
+
+def _parameter(node: ast.expr) -> str:
+    """Return `provider` for a name, `request.provider` for an attribute of one, or "" for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name not in {"self", "cls"}:
+            return f"{name}.{attribute}"
+    return ""
+
+
+def _words(node: ast.expr) -> str:
+    """Return the words that something is compared with, with `|` between them; "" if they are not written there."""
+    items = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else [node]
+    words = [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    return "|".join(words) if len(words) == len(items) and all(_WORD.fullmatch(word) for word in words) else ""

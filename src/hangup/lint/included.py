@@ -15,12 +15,14 @@ from hangup.lint.reach import INCLUDING, LOADERS
 _FROM = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|(?:[^\n;\\]|\\\n)+)", re.M)
 _IMPORT = re.compile(r"^[ \t]*import[ \t]+([^\n;]+)", re.M)
 _COMMENT = re.compile(r"^[ \t]*#[^\n]*", re.M)
+_EXPORTS = re.compile(r"^__all__[ \t]*\+?=[ \t]*[\[(][^\])]*[\])]", re.M)
 _TRAILING = re.compile(r"#[^\n]*")
 _INCLUDES = re.compile(r"\.\s*(?:include_router|register_blueprint|mount|add_routes)\s*\(")
 _LOOKS_UP = re.compile(r"\b(?:globals|locals|vars|dir|eval|exec|getattr|import_module|__import__)\s*\(|sys\.modules")
 _INIT = "__init__"
 DEPTH = 4  # of modules that pass a name on
 _INCLUDING = ("include_router", "register_blueprint", "mount", "add_routes")
+_Bound = tuple[str, bool]  # a name, and whether it stands for a module
 _Import = tuple[str, str, str]  # the last part of the module, or "" for a module itself; its name, and as what
 Naming = Callable[[str], Iterable[tuple[str, str]]]
 
@@ -60,42 +62,44 @@ class Included:
         return self._includers
 
     def _is_forgotten(self, path: str, router: str) -> bool:
-        """Return whether a file that includes routers imports this one, and none of those uses it."""
-        stem = PurePath(path).stem
+        """Return whether a file that includes routers, or its own package, imports this one, and none of them uses it."""
         forgotten = False
-        for where, text in self._including_files().items():
+        stem, package = _module_name(path), str(PurePath(path).with_name(f"{_INIT}.py"))
+        packages = {where: text for where, text in self._naming(stem) if where == package}
+        for where, text in {**self._including_files(), **packages}.items():
             if where != path and stem in text:
                 rest, imports = self._code(where, text)
-                bound = list(_bound(imports, stem, router))
-                if any(_words(b, rest) for b in bound):
+                bound = list(_bound(imports, path, router))
+                if any(_uses(b, router, rest) for b in bound):
                     return False
                 forgotten = forgotten or bool(bound)
         return forgotten
 
     def _is_used(self, path: str, name: str, depth: int) -> bool:
         """Return whether another file may use a name of this one."""
-        stem = PurePath(path).stem
+        stem = _module_name(path)
         for where, text in self._naming(stem):
             if where == path:
                 continue
             rest, imports = self._code(where, text)
-            bound = list(_bound(imports, stem, name))
-            if re.search(rf"\b{re.escape(stem)}\s*[.:]\s*{name}\b|\.{re.escape(stem)}[\"']", rest) or any(
-                _words(b, rest) for b in bound
-            ):
+            bound = list(_bound(imports, path, name))
+            if re.search(rf"\b{re.escape(stem)}\s*[.:]\s*{name}\b|\.{re.escape(stem)}[\"']", rest):
                 return True
+            if any(_uses(b, name, rest) for b in bound):
+                return True
+            passed_on = [alias for alias, module in bound if not module]
             if not bound:
                 continue
-            if depth <= 0 or "*" in bound or PurePath(where).stem == _INIT or _LOOKS_UP.search(rest):
+            if depth <= 0 or "*" in passed_on or _LOOKS_UP.search(rest):
                 return True
-            if any(self._is_used(where, b, depth - 1) for b in bound):
+            if any(self._is_used(where, alias, depth - 1) for alias in passed_on):
                 return True
         return False
 
     def _code(self, path: str, text: str) -> tuple[str, list[_Import]]:
         """Return a file's text without lines of comments and imports, and what it imports."""
         if path not in self._codes:
-            code = _COMMENT.sub("", text)
+            code = _EXPORTS.sub("", _COMMENT.sub("", text))
             self._codes[path] = _IMPORT.sub("", _FROM.sub("", code)), list(_imports(code))
         return self._codes[path]
 
@@ -114,11 +118,29 @@ def _imports(code: str) -> Iterator[_Import]:
         yield from (("", imported.rpartition(".")[2], alias.rpartition(".")[2]) for imported, alias in _imported(match[1]))
 
 
-def _bound(imports: Iterable[_Import], stem: str, name: str) -> Iterator[str]:
-    """Yield the names by which a file may know a module, or a name of it; `*` for all of them."""
+def _module_name(path: str) -> str:
+    """Return the last part of the name of a file's module: that of the folder for a package."""
+    file = PurePath(path)
+    return file.parent.name if file.stem == _INIT else file.stem
+
+
+def _bound(imports: Iterable[_Import], path: str, name: str) -> Iterator[_Bound]:
+    """Yield the names by which a file may know the module of another, or a name of it; `*` for all of them."""
+    stem = _module_name(path)
     for module, imported, alias in imports:
-        if imported == stem or (module == stem and imported in {name, "*"}):
-            yield alias
+        if module == stem and imported in {name, "*"}:
+            yield alias, False
+        elif imported == stem:
+            yield alias, True
+
+
+def _uses(bound: _Bound, name: str, text: str) -> bool:
+    """Return whether a text uses what is bound; of a module, this name of it, or the module for anything."""
+    alias, module = bound
+    if not module:
+        return bool(_words(alias, text))
+    word = re.escape(alias)
+    return re.search(rf"(?<![-\w./]){word}(?![-\w/]|\s*\.)|\b{word}\s*\.\s*{name}\b", text) is not None
 
 
 def _imported(text: str) -> Iterator[tuple[str, str]]:

@@ -284,6 +284,7 @@ class Project:
             call.stream == UNKNOWN,
             call.forwards,
             kept=call.unanswered and not function.handler,
+            labels=call.brief,
             needs=frozenset({frozenset(call.needs)}) if call.needs else ALWAYS,
             sure=not call.maybe,
         )

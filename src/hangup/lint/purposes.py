@@ -36,8 +36,8 @@ _NO_CLIENT = re.compile(
 )
 # It tells what a text is about, in a word or two, and writes none.
 _LABELS = re.compile(
-    r"(^|_)classif(y|ies|ication)(_|$)"
-    r"|(^|_)(detect|recogni[sz]e|identify|predict|understand|analy[sz]e|parse|extract)_(\w+_)?(intents?|follow_?up)(_|$)"
+    r"(^|[_.])classif(y|ies|ication)(_|$)"
+    r"|(^|[_.])(detect|recogni[sz]e|identify|predict|understand|analy[sz]e|parse|extract)_(\w+_)?(intents?|follow_?up)(_|$)"
     r"|(intent|classifi\w+)\w*\.(recogni[sz]e|classify|detect|predict|identify)$",
     re.I,
 )

@@ -1,6 +1,7 @@
 """What a request asks for if its client sets no switch: branches that only another value leads to are not reported.
 
-A handler's parameter `enhance: bool = Query(False)`, or a field `stream: bool = True` of its body, has a declared default.
+A handler's parameter `enhance: bool = Query(False)`, or a field `stream: bool = True` of its body, has a declared default, and
+so has `provider: str = "local"`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable
 from hangup.lint.facts import FunctionFacts
 from hangup.lint.guards import Needs
 
+_WORD = r"^[ \t]+{name}[ \t]*:[^=\n]*=[ \t]*(?:Field\([ \t\n]*(?:default[ \t]*=[ \t]*)?)?[\"']([\w-]+)[\"']"
 _FLAG = r"^[ \t]+{name}[ \t]*:[^=\n]*\bbool\b[^=\n]*=[ \t]*(?:Field\([ \t\n]*(?:default[ \t]*=[ \t]*)?)?(True|False)\b"
 
 
@@ -20,30 +22,36 @@ class RequestSwitches:
     def __init__(self, naming: Callable[[str], Iterable[tuple[str, str]]]) -> None:
         """`naming` returns the files that have a word, with their texts."""
         self._naming = naming
-        self._flags: dict[tuple[str, str], bool | None] = {}
+        self._fields: dict[tuple[str, str, str, str], str | None] = {}
 
-    def is_unasked(self, handler: FunctionFacts, needs: Needs) -> bool:
-        """Return whether a handler runs nothing that needs these, unless its client sets a switch."""
-        return bool(needs) and all(any(self._is_against(handler, name) for name in wanted) for wanted in needs)
+    def is_unasked(self, path: str, handler: FunctionFacts, needs: Needs) -> bool:
+        """Return whether a handler in a file runs nothing that needs these, unless its client sets a switch."""
+        return bool(needs) and all(any(self._is_against(path, handler, name) for name in wanted) for wanted in needs)
 
-    def _is_against(self, handler: FunctionFacts, wanted: str) -> bool:
-        holds = wanted[0] != "!"
-        name, _, attribute = wanted.removeprefix("!").partition(".")
-        value = self._field(handler.parameters.get(name, ""), attribute) if attribute else handler.flags.get(name)
-        return value is not None and value != holds
+    def _is_against(self, file: str, handler: FunctionFacts, wanted: str) -> bool:
+        path, equals, words = wanted.partition("=")
+        name, _, attribute = path.removeprefix("!").partition(".")
+        owner = handler.parameters.get(name, "").rpartition(".")[2]
+        if equals:
+            text = self._field(file, owner, attribute, _WORD) if attribute else handler.texts.get(name)
+            return text is not None and text not in words.split("|")
+        if attribute:
+            flag = self._field(file, owner, attribute, _FLAG)
+            return flag is not None and (flag == "True") != (wanted[0] != "!")
+        value = handler.flags.get(name)
+        return value is not None and value != (wanted[0] != "!")
 
-    def _field(self, given: str, attribute: str) -> bool | None:
-        """Return the default of a field of a class, if the project has one class of that name."""
-        owner = given.rpartition(".")[2]
-        key = (owner, attribute)
+    def _field(self, file: str, owner: str, attribute: str, pattern: str) -> str | None:
+        """Return the default of a class's field as it is written: of the one in this file, or the only one of the project."""
+        key = (file, owner, attribute, pattern)
         if not owner.isidentifier():
             return None
-        if key not in self._flags:
-            texts = [text for _, text in self._naming(owner)]
-            bodies = [body for text in texts for body in _bodies(owner, text)]
-            found = re.search(_FLAG.format(name=re.escape(attribute)), bodies[0], re.M) if len(bodies) == 1 else None
-            self._flags[key] = None if found is None else found[1] == "True"
-        return self._flags[key]
+        if key not in self._fields:
+            bodies = [(where, body) for where, text in self._naming(owner) for body in _bodies(owner, text)]
+            near = [body for where, body in bodies if where == file] or [body for _, body in bodies]
+            found = re.search(pattern.format(name=re.escape(attribute)), near[0], re.M) if len(near) == 1 else None
+            self._fields[key] = None if found is None else found[1]
+        return self._fields[key]
 
 
 def _bodies(owner: str, text: str) -> list[str]:

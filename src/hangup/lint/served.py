@@ -50,7 +50,7 @@ class Served:
 
     def is_unasked(self, key: Key, needs: Needs) -> bool:
         """Return whether a handler runs nothing that needs these, unless its client sets a switch."""
-        return self._switches.is_unasked(self._project.function(key), needs)
+        return self._switches.is_unasked(key[0], self._project.function(key), needs)
 
     def is_reached(self, key: Key) -> bool:
         """Return whether a request reaches this function: a handler, or something that calls it, is a handler."""
@@ -84,7 +84,10 @@ class Served:
         while todo and len(seen) < STEPS_MAX:
             here, wanted = todo.pop()
             function = project.function(here)
-            if project.handler(here) and not self._switches.is_unasked(function, wanted):
+            framework = project.handler(here)
+            if framework == "flask":
+                continue  # it runs each async view on a loop of its own
+            if framework and not self._switches.is_unasked(here[0], function, wanted):
                 return True
             for caller, call in self._callers(here):
                 above: Needs | None = ALWAYS

@@ -15,6 +15,7 @@ from hangup.lint.walking import children, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LoopNode = ast.For | ast.AsyncFor | ast.While
+WAITING = frozenset({"gather", "wait_for", "wait", "shield", "as_completed"})  # who is awaited awaits what they are given
 
 
 class Frame:
@@ -74,6 +75,7 @@ class Function:
     __slots__ = (
         "annotated",
         "assigned",
+        "awaited",
         "bound",
         "calls",
         "class_name",
@@ -102,6 +104,7 @@ class Function:
         self.annotated: dict[str, ast.expr] = {}  # name -> its annotation where it is assigned
         self.shared: set[str] = set()  # names that `global` gives to the module
         self.used: set[str] = set()  # names that are evaluated here
+        self.awaited: set[str] = set()  # names of coroutines that are awaited here, alone or together
         self.bound: set[str] = set()  # names that something else than a parameter or an assignment gives a value here
 
     @property
@@ -225,6 +228,28 @@ def _type_parameters(node: ast.AST) -> Iterator[str]:
         yield parameter.name
 
 
+def _awaited_names(value: ast.expr) -> Iterator[str]:
+    """Yield the names that are awaited: `await answer`, `await asyncio.gather(notes, script)`."""
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in WAITING:
+        for argument in value.args:
+            yield from (item.id for item in _items(argument) if isinstance(item, ast.Name))
+
+
+def _items(argument: ast.expr) -> list[ast.expr]:
+    return argument.elts if isinstance(argument, (ast.List, ast.Tuple, ast.Set)) else [argument]
+
+
+def _is_awaited_by_name(site: Site) -> bool:
+    """Return whether a call makes what is awaited later: `notes = ask()`, `await notes`."""
+    statement = site.statement
+    if not isinstance(statement, ast.Assign) or statement.value is not site.node or not site.function.awaited:
+        return False
+    target = statement.targets[0]
+    return isinstance(target, ast.Name) and target.id in site.function.awaited
+
+
 def _yields(statement: ast.stmt) -> bool:
     """Return whether a statement has a `yield` of its own function."""
     todo: list[ast.AST] = [statement]
@@ -245,8 +270,9 @@ class _Walk:
     def run(self) -> None:
         top = self.module.top
         self.block(self.module.tree.body, Frame(self.module.tree, "body", None, top), "")
+        unsure = "isawaitable" in self.module.text or "iscoroutine" in self.module.text  # who asks may have no coroutine
         for site in self.module.calls():
-            site.awaited = id(site.node) in self.awaited
+            site.awaited = id(site.node) in self.awaited or (not unsure and _is_awaited_by_name(site))
 
     def block(self, body: list[ast.stmt], frame: Frame, class_name: str) -> bool:
         """Walk statements; return whether they always leave the block. What follows then is never run, and is dropped."""
@@ -441,7 +467,9 @@ class _Walk:
                 stack.extend([k.value for k in node.keywords])
                 continue
             if kind is ast.Await:
-                self.awaited.add(id(node.value))  # type: ignore[attr-defined]
+                assert isinstance(node, ast.Await)
+                self.awaited.add(id(node.value))
+                frame.function.awaited.update(_awaited_names(node.value))
             elif kind is ast.Yield or kind is ast.YieldFrom:
                 frame.function.yields.append(frame)
             elif kind is ast.Lambda:

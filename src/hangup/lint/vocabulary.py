@@ -142,6 +142,11 @@ _CAPPED_FUNCTIONS = frozenset({"litellm.completion", "litellm.acompletion"})
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "options", "extra_body", "config")
 
 
+BRIEF_TOKENS_MAX = 50
+
+# Whose `model.predict(features)` has numbers or labels for an answer.
+_CLASSIFYING = frozenset("numpy pandas sklearn xgboost lightgbm catboost joblib tensorflow keras".split())
+
 # Any call that is inference ends in one of these, unless it calls a chain, a model or a pipeline itself.
 _POSSIBLE = (
     OWN_VERBS | CHAIN_VERBS | AGENT_VERBS | ENGINE_VERBS | INDEX_VERBS | HTTP_VERBS | MADE_VERBS
@@ -232,6 +237,8 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
     if words & NOT_MODELS:
         return False
     packages = module.packages
+    if verb == "predict" and words & _MODEL_NAMES == {"model"} and packages & _CLASSIFYING:
+        return False
     if verb in CHAIN_VERBS and words & _MODEL_NAMES:
         return bool(packages & FRAMEWORKS_OF_CHAINS) or verb == "invoke"
     if verb in AGENT_VERBS and words & {"agent", "crew", "team"} and packages & AGENT_PACKAGES:
@@ -436,3 +443,9 @@ def uncapped(site: Site) -> bool:
     if site.has_double_star or len(site.node.args) > 2 or site.keyword(*_LIMITS) is not None:
         return False
     return site.keyword("messages", "prompt", "input") is not None
+
+
+def is_brief(site: Site) -> bool:
+    """Return whether a call limits its answer to so few tokens that it is a label, or over before anybody has left."""
+    given = site.keyword("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
+    return isinstance(given, ast.Constant) and isinstance(given.value, int) and 0 < given.value <= BRIEF_TOKENS_MAX

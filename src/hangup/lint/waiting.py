@@ -41,6 +41,8 @@ def blocks(module: Module, site: Site, verb: str) -> int:
     """Return whether an inference call blocks its thread: 1, 0 for a coroutine or an async iterator, or UNKNOWN."""
     if site.awaited or _ASYNC_VERBS.match(verb) or is_poll(site, verb):
         return 0
+    if ".aio." in site.name:
+        return 0  # of Google's client, the part with coroutines: client.aio.models.generate_content
     if isinstance(site.statement, (ast.AsyncWith, ast.AsyncFor)) and _is_entered(site):
         return 0  # `async with agent.run_stream(...)` takes an asynchronous API
     if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests."):

@@ -36,7 +36,7 @@ _PREPARES = re.compile(
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
 _ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
-_Evidence = tuple[bool, bool, bool, bool, int, bool, bool]
+_Evidence = tuple[bool, bool, bool, bool, bool, int, bool, bool]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -102,6 +102,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     function = project.function(key)
     candidates: list[tuple[_Evidence, Place, str, Runs]] = []
     sends = framework in _ANSWER_BY_SENDING
+    own_loop = not function.is_async or framework == "flask"
     quiet = () if sends else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
@@ -125,7 +126,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
         if call.use == "given" and (runs.blocks or _may_watch(project, key, call.into)):
             continue
         waits = call.use in {"await", "given"} or (collected and not runs.blocks)
-        if waits if function.is_async else runs.blocks or collected:
+        if waits or runs.blocks or collected if own_loop else waits:
             passed = runs.passed and (sends or not call.lost)
             made = replace(runs, passed=passed, decided=call.decided)
             candidates.append((_evidence(call, runs, passed=passed), call.place, call.ref, made))
@@ -153,8 +154,9 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
 
 def _evidence(call: CallFacts, runs: Runs, *, passed: bool) -> _Evidence:
     """Return how certain it is that a call runs a generation whenever the handler is called: the larger, the more."""
-    says = says_generation(call.ref)
-    return not runs.forwards, not runs.needs, passed and says, passed, -call.branches, not call.maybe, bool(call.direct)
+    telling = passed and says_generation(call.ref)
+    kind = (not runs.forwards, not runs.needs, not call.decided)
+    return *kind, telling, passed, -call.branches, not call.maybe, bool(call.direct)
 
 
 def _best(candidates: list[tuple[_Evidence, Place, str, Runs]]) -> tuple[Place, str, Runs]:
