@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from hangup.lint import lint_source
+from hangup.lint.run import lint_paths
 
 GATEWAY = """
     import httpx
@@ -235,3 +237,81 @@ def test_what_a_lambda_calls_stands_for_it(line: str) -> None:
             {line}
     """
     assert messages(source) == ["HU004 `client.chat.completions.create` runs to its end even if the client disconnects"]
+
+
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [
+        ("{'receive_id': text, 'msg_type': 'text', 'content': text}", 0),
+        ("{'model': 'm', 'messages': [text], 'max_tokens': 500}", 1),
+        ("{**defaults, 'content': text}", 1),
+        ("payload", 1),
+    ],
+)
+def test_messages_that_are_sent_to_somebody(body: str, number: int) -> None:
+    source = """
+        import httpx
+        from fastapi import FastAPI
+
+        app = FastAPI()
+        client = httpx.AsyncClient()
+
+        @app.post("/notes")
+        async def note(text: str, payload: dict, defaults: dict):
+            return (await client.post("https://api.example/im/v1/messages", json=BODY)).json()
+    """
+    assert len(messages(source.replace("BODY", body))) == number
+
+
+def test_what_a_route_for_inference_calls_is_only_likely_if_no_model_was_seen_in_it() -> None:
+    source = """
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        class Interviews:
+            async def generate_interview(self, text):
+                return ["Why do you want to work here?"]
+
+        interviews = Interviews()
+
+        @app.post("/generate")
+        async def generate(text: str):
+            return await interviews.generate_interview(text)
+    """
+    assert [f.certainty.name for f in lint_source(dedent(source))] == ["LIKELY"]
+    unknown = source.replace("interviews = Interviews()", "from elsewhere import interviews")
+    assert [f.certainty.name for f in lint_source(dedent(unknown))] == ["CERTAIN"]
+
+
+def test_a_service_that_leads_to_no_model_is_only_likely_by_its_route(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from fastapi import Depends, FastAPI\nfrom interviews import Interviews\nfrom openai import AsyncOpenAI\n\n"
+        "app = FastAPI()\nclient = AsyncOpenAI()\n\ndef provide() -> Interviews:\n    return Interviews()\n\n"
+        "@app.post('/generate')\nasync def generate(text: str, interviews: Interviews = Depends(provide)):\n"
+        "    return await interviews.generate_interview(text)\n\n"
+        "@app.post('/ask')\nasync def ask(text: str):\n"
+        "    return await client.chat.completions.create(model='m', messages=[text], max_tokens=500)\n"
+    )
+    (tmp_path / "interviews.py").write_text("class Interviews:\n    async def generate_interview(self, text): return [text]\n")
+    report = lint_paths([tmp_path])
+    assert ["chat.completions" in f.message for f in report.findings] == [True]
+    assert report.likely == 1
+
+
+@pytest.mark.parametrize("package", ["claude_agent_sdk", "claude_code_sdk"])
+def test_an_agent_whose_messages_are_collected(package: str) -> None:
+    source = """
+        from fastapi import FastAPI
+        from PACKAGE import query
+
+        app = FastAPI()
+
+        @app.post("/ask")
+        async def ask(text: str):
+            found = []
+            async for message in query(prompt=text):
+                found.append(message)
+            return found
+    """
+    assert [message[:13] for message in messages(source.replace("PACKAGE", package))] == ["HU004 `query`"]

@@ -127,3 +127,17 @@ def test_of_classes_with_one_name_that_of_the_same_file_counts(tmp_path: Path) -
     (tmp_path / "third.py").write_text("class Body(BaseModel):\n    enhance: bool = False\n")
     (tmp_path / "app.py").write_text("from other import Body\n" + app.replace("class Body(", "class Unused("))
     assert lint_paths([tmp_path]).likely == 1
+
+
+def test_a_field_of_a_base_class(tmp_path: Path) -> None:
+    lines = "if body.enhance:\n        text = await complete(text)\n    return text"
+    app = (
+        dedent(SOURCE.replace("{lines}", "LINES")).replace("LINES", lines).replace("body: Body, enhance", "body: More, enhance")
+    )
+    (tmp_path / "app.py").write_text(
+        app.replace("async def complete", "class More(Body):\n    more: str = ''\n\nasync def complete")
+    )
+    assert lint_paths([tmp_path]).likely == 0
+    more = "class More(Body):\n    enhance: bool = True\n\nasync def complete"
+    (tmp_path / "app.py").write_text(app.replace("async def complete", more))
+    assert lint_paths([tmp_path]).likely == 1

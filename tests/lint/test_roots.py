@@ -143,6 +143,23 @@ def test_what_follows_a_failing_import_is_not_run(tmp_path: Path, before: str, n
     assert len(found(tmp_path, TREES | own | {"shop/main.py": DIRECT.format(before=before)})) == number
 
 
+@pytest.mark.parametrize(
+    ("inside", "tools", "number"),
+    [
+        ("from services.tools import parse", "def other(): ...", 0),
+        ("from services.tools import parse", "def parse(): ...", 1),
+        ("from services.tools import parse", "from elsewhere import *", 1),
+        ("from services.tools import *", "def other(): ...", 1),
+        ("if text:\n        from services.tools import parse", "def other(): ...", 1),
+        ("try:\n        from services.tools import parse\n    except ImportError:\n        return []", "def other(): ...", 0),
+        ("try:\n        from services.tools import parse\n    except ImportError:\n        pass", "def other(): ...", 1),
+    ],
+)
+def test_a_function_that_imports_a_name_that_is_not_there(tmp_path: Path, inside: str, tools: str, number: int) -> None:
+    files = {"app.py": app(IMPORT, inside), "services/llm.py": MODEL, "services/tools.py": tools + "\n"}
+    assert len(found(tmp_path, files)) == number
+
+
 def test_what_is_before_a_failing_import_is_run(tmp_path: Path) -> None:
     late = DIRECT.format(before="pass").replace("return await", "result = await") + f"    {IMPORT}\n    return result\n"
     assert found(tmp_path, TREES | {"shop/services/__init__.py": "", "shop/main.py": late}) == ["shop/main.py"]

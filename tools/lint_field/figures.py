@@ -32,6 +32,7 @@ PARTS = (
     "eighteenth",
     "nineteenth",
     "twentieth",
+    "twenty-first",
 )  # in the order of time
 
 

@@ -85,6 +85,7 @@ def lint_facts(
         for code in sorted({code for codes in chosen.values() for code in codes if code in RULES})
     }
     files.close()
+    project.release()
     chosen = {path: codes for path, codes in chosen.items() if path in files.read}  # rules may read further files
     ignores = {path: Ignores(files.read[path].ignores) for path in chosen}
     found: dict[tuple[str, int, int, str], Finding] = {}

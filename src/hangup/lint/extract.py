@@ -141,7 +141,8 @@ class _Extract:
         made.loops = [
             ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
         ]
-        made.imported = list(imports_in(getattr(node, "body", []))) if not isinstance(node, ast.Lambda) else []
+        if not isinstance(node, ast.Lambda):
+            made.imported = list(imports_in(getattr(node, "body", []), names=scope.outer is not None))
         self.guards = Guards(self.module, scope)
         made.choices = self.guards.choices
         last = raises_from(self.module, node)

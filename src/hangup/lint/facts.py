@@ -97,7 +97,7 @@ class FunctionFacts:
     spawns: list[Spawn] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)  # what its loops iterate over
     handled: list[str] = field(default_factory=list)  # task handles that are awaited, cancelled, returned or passed on
-    imported: list[tuple[int, int, str]] = field(default_factory=list)  # as `failing` writes imports
+    imported: list[tuple[int, int, str, str]] = field(default_factory=list)  # as `failing` writes imports
 
 
 @dataclass(slots=True)
@@ -198,5 +198,5 @@ def _function(row: list[Any]) -> FunctionFacts:
     head[3] = _place(head[3])
     made = [CallFacts(c[0], _place(c[1]), *c[2:]) for c in calls]
     spawned = [Spawn(s[0], s[1], _place(s[2]), *s[3:]) for s in spawns]
-    written = [(i[0], i[1], i[2]) for i in imported]
+    written = [(i[0], i[1], i[2], i[3]) for i in imported]
     return FunctionFacts(*(*head, made, spawned, loops, handled, written))

@@ -1,4 +1,7 @@
-"""What is not run because an import before it fails: `from services.llm import ask`, where the own `services` has no llm."""
+"""What is not run because an import before it fails: `from services.llm import ask`, where the own `services` has no llm.
+
+In a function, also where `services.llm` has no `ask`; if the module itself makes such an import, `broken` sees it.
+"""
 
 from __future__ import annotations
 
@@ -17,33 +20,49 @@ class Import(NamedTuple):
     line: int
     last: int  # line of the block that it is in: if it raises, what is between the two is not run
     module: str
+    name: str = ""  # in the module, if there is one to look for
 
 
-def imports_in(body: list[ast.stmt]) -> Iterator[Import]:
-    """Yield the imports of modules in packages, outside of conditions and loops."""
-    last = (body[-1].end_lineno or body[-1].lineno) if body else 0
+def imports_in(body: list[ast.stmt], *, names: bool, last: int = 0) -> Iterator[Import]:
+    """Yield the imports of modules in packages, outside of conditions and loops; with `names`, also those of names in them.
+
+    `last` is the line up to which nothing is run if one raises, where that is more than the block.
+    """
+    last = last or ((body[-1].end_lineno or body[-1].lineno) if body else 0)
     for statement in body:
         if statement.__class__ not in _LOOKED_AT:
             continue
         match statement:
             case ast.ImportFrom(module=str(module), level=0):
-                names = [module] if "." in module else [f"{module}.{alias.name}" for alias in statement.names]
+                modules = [module] if "." in module else [f"{module}.{alias.name}" for alias in statement.names]
+                for alias in statement.names if names else ():
+                    yield Import(statement.lineno, last, module, alias.name)
             case ast.Import():
-                names = [alias.name for alias in statement.names if "." in alias.name]
+                modules = [alias.name for alias in statement.names if "." in alias.name]
+            case ast.Try() if statement.handlers and all(_leaves(handler.body) for handler in statement.handlers):
+                yield from imports_in(statement.body, names=names, last=last)
+                continue
             case ast.Try() | ast.With() | ast.AsyncWith():
-                yield from imports_in(statement.body)
+                yield from imports_in(statement.body, names=names)
                 continue
             case _:  # a relative import
                 continue
-        yield from (Import(statement.lineno, last, name) for name in names)
+        yield from (Import(statement.lineno, last, module) for module in modules)
 
 
-def drop_unreached(facts: FileFacts, fails: Callable[[str], bool]) -> None:
-    """Take the calls that come after a failing import out of a file's facts; if the module makes it, all that follow."""
+def _leaves(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], (ast.Return, ast.Raise))
+
+
+def drop_unreached(facts: FileFacts, fails: Callable[[str, str], bool]) -> None:
+    """Take the calls that come after a failing import out of a file's facts; if the module makes it, all that follow.
+
+    `fails` is given a module, and a name in it or "".
+    """
     failing = {
         number: found
         for number, function in enumerate(facts.functions)
-        if (found := [(line, last) for line, last, module in function.imported if fails(module)])
+        if (found := [(line, last) for line, last, module, name in function.imported if fails(module, name)])
     }
     if not failing:
         return  # as nearly always

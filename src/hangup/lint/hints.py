@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 
 from hangup.lint import vocabulary as v
 
@@ -58,6 +59,8 @@ _FUNCTIONS = {
     "dashscope": [b"Generation"],
     "mlx_lm": [b"generate", b"stream_generate"],
     "mlx_vlm": [b"generate", b"stream_generate"],
+    "claude_agent_sdk": [b"query"],
+    "claude_code_sdk": [b"query"],
 }
 
 
@@ -73,8 +76,9 @@ def of(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
     if _by_words(data, words, roots):
         found |= INFERENCE
     if not words.isdisjoint(_VERBS):
+        names_api = cache(lambda: (_PATH.search(data) or _KEYS.search(data)) is not None)
         for match in _ATTRIBUTE.finditer(data):
-            found |= _attribute(match, data, words, roots)
+            found |= _attribute(match, data, words, roots, names_api)
     return found
 
 
@@ -105,15 +109,17 @@ def _by_words(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> bo
     return _SDK.search(data) is not None
 
 
-def _attribute(match: re.Match[bytes], data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
-    """Return the bits for one attribute whose name is a verb of inference."""
+def _attribute(
+    match: re.Match[bytes], data: bytes, words: frozenset[bytes], roots: frozenset[str], names_api: Callable[[], bool]
+) -> int:
+    """Return the bits for one attribute whose name is a verb; `names_api` returns whether the file names an inference API."""
     verb = match[1].decode()
     start = match.start()
     line = data[data.rfind(b"\n", 0, start) + 1 : start]
     if line.lstrip().startswith(_NO_CODE):
         return 0
     called = data[match.end() : match.end() + 1] == b"(" and not line.lstrip().startswith(b"@")
-    sent = _http(data, line, verb) if called and verb in v.HTTP_VERBS else 0
+    sent = _http(line, verb, names_api) if called and verb in v.HTTP_VERBS else 0
     if verb not in _OTHER_VERBS or sent & INFERENCE:
         return sent
     receiver = _RECEIVER.search(line or b")") or _RECEIVER.search(b")")
@@ -153,7 +159,7 @@ def _may_infer(verb: str, name: bytes, line: bytes, words: frozenset[bytes], roo
     return verb in {"text_generation", "chat_completion"} and b"client" in line.lower()
 
 
-def _http(data: bytes, line: bytes, verb: str) -> int:
-    if _PATH.search(data) or _KEYS.search(data):
+def _http(line: bytes, verb: str, names_api: Callable[[], bool]) -> int:
+    if names_api():
         return INFERENCE
     return FORWARDS if verb in {"post", "request", "send", "fetch"} and _TALKERS.search(line) else 0

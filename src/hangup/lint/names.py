@@ -84,9 +84,10 @@ class Names:
 
     def is_harmless(self, path: str, ref: str) -> bool:
         """Return whether a name is imported from a file of the project that leads to no inference."""
-        return self._leads_nowhere(self.files[path].imports.get(_SEGMENT.findall(ref)[0], "") if ref else "", path)
+        return self.leads_nowhere(self.files[path].imports.get(_SEGMENT.findall(ref)[0], "") if ref else "", path)
 
-    def _leads_nowhere(self, full: str, path: str) -> bool:
+    def leads_nowhere(self, full: str, path: str) -> bool:
+        """Return whether a full name, as a file imports it, is one of a file of the project that leads to no inference."""
         if not full or not self.source.harmless:
             return False
         found = self._anywhere(full, path) or self._anywhere(full.rpartition(".")[0] or ".", path)
@@ -107,9 +108,15 @@ class Names:
         """Return the file of a module, also if it leads to no inference."""
         return self._roots.find(self._roots.every, name, importer)
 
-    def fails(self, module: str, importer: str) -> bool:
-        """Return whether importing a module always raises, though another application in the repository has it."""
-        return self._roots.fails(module, importer)
+    def fails(self, module: str, importer: str, name: str = "") -> bool:
+        """Return whether importing a module always raises, though another application in the repository has it.
+
+        With a name, whether importing that from the module raises.
+        """
+        if not name:
+            return self._roots.fails(module, importer)
+        file = self.file_of(importer, module, name) if name != "*" and self.is_own(module) else ""
+        return bool(file) and self.lacks(file, name)
 
     def methods_named(self, name: str) -> list[Key]:
         """Return the methods with a name, without those that have no body of their own."""
@@ -160,14 +167,14 @@ class Names:
                 value: Value | None = Value("module", path)
                 for name in names[size:]:
                     value = self.attribute(value, name, depth - 1) if value is not None else None
-                if value is None and self._leads_nowhere(full, importer):
+                if value is None and self.leads_nowhere(full, importer):
                     return Value("made", importer, name=full)  # by a file that is not read, since there is no inference in it
                 if value is None and self._roots.lacks(path, names[size]):
                     return Value("missing", importer, name=full)
                 return value
         if dots and len(names) == 1 and (path := self.module(dots, importer)):
             return self.attribute(Value("module", path), names[0], depth - 1)
-        if dots and self._leads_nowhere(full, importer):
+        if dots and self.leads_nowhere(full, importer):
             return Value("made", importer, name=full)
         return None if dots or names[0] in _OF_NO_TYPE else Value("made", importer, name=full)
 
@@ -222,7 +229,7 @@ class Names:
                 provided = self.find(path, here, function.provided.get(name, ""), depth - 1)
                 if provided is not None and (
                     provided.kind == "instance"
-                    or (provided.kind == "made" and self._leads_nowhere(provided.name, provided.path))
+                    or (provided.kind == "made" and self.leads_nowhere(provided.name, provided.path))
                 ):
                     return provided
                 given = function.parameters[name]

@@ -109,7 +109,7 @@ class Project:
     def _add(self, path: str, facts: FileFacts) -> None:
         """Take in a file that was read."""
         self.names.add(path, facts)
-        drop_unreached(facts, lambda module: self.names.fails(module, path))
+        drop_unreached(facts, lambda module, name: self.names.fails(module, path, name))
         self._unmade.drop_unreached(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
@@ -122,6 +122,11 @@ class Project:
             for name in {_last(facts.imports.get(r, r)) for r in (ref, *given)}:
                 self._registered[name].append((path, number, ref, framework))
         self._unmarked.append(path)
+
+    def release(self) -> None:
+        """Let go of all, so that what refers to each other in a circle is freed without the cycle collector."""
+        vars(self.names).clear()
+        vars(self).clear()
 
     def read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
         """Read the files that may call a function: none but its own if it is inside another one."""

@@ -14,6 +14,7 @@ from hangup.lint.guards import Needs
 
 _WORD = r"^[ \t]+{name}[ \t]*:[^=\n]*=[ \t]*(?:Field\([ \t\n]*(?:default[ \t]*=[ \t]*)?)?[\"']([\w-]+)[\"']"
 _FLAG = r"^[ \t]+{name}[ \t]*:[^=\n]*\bbool\b[^=\n]*=[ \t]*(?:Field\([ \t\n]*(?:default[ \t]*=[ \t]*)?)?(True|False)\b"
+DEPTH = 3  # of bases
 
 
 class RequestSwitches:
@@ -41,19 +42,27 @@ class RequestSwitches:
         value = handler.flags.get(name)
         return value is not None and value != (wanted[0] != "!")
 
-    def _field(self, file: str, owner: str, attribute: str, pattern: str) -> str | None:
-        """Return the default of a class's field as it is written: of the one in this file, or the only one of the project."""
+    def _field(self, file: str, owner: str, attribute: str, pattern: str, depth: int = DEPTH) -> str | None:
+        """Return the default of a class's field as it is written: of the one in this file, or the only one of the project.
+
+        A class without the field has it from its base.
+        """
         key = (file, owner, attribute, pattern)
-        if not owner.isidentifier():
+        if not owner.isidentifier() or depth <= 0:
             return None
         if key not in self._fields:
-            bodies = [(where, body) for where, text in self._naming(owner) for body in _bodies(owner, text)]
-            near = [body for where, body in bodies if where == file] or [body for _, body in bodies]
-            found = re.search(pattern.format(name=re.escape(attribute)), near[0], re.M) if len(near) == 1 else None
-            self._fields[key] = None if found is None else found[1]
+            found = [(where, *made) for where, text in self._naming(owner) for made in _classes(owner, text)]
+            near = [made for made in found if made[0] == file] or found
+            self._fields[key] = None
+            if len(near) == 1:
+                where, base, body = near[0]
+                declared = re.search(pattern.format(name=re.escape(attribute)), body, re.M)
+                inherited = None if declared else self._field(where, base, attribute, pattern, depth - 1)
+                self._fields[key] = declared[1] if declared else inherited
         return self._fields[key]
 
 
-def _bodies(owner: str, text: str) -> list[str]:
-    """Return the bodies of the classes with a name; the file is not parsed."""
-    return re.findall(rf"^class {owner}\b[^\n]*:[^\n]*\n((?:[ \t]+[^\n]*\n|[ \t]*\n|[)\]#][^\n]*\n)*)", text + "\n", re.M)
+def _classes(owner: str, text: str) -> list[tuple[str, str]]:
+    """Return the first bases and the bodies of the classes with a name; the file is not parsed."""
+    head = rf"^class {owner}\b(?:\([ \t]*(\w+))?[^\n]*:[^\n]*\n"
+    return re.findall(head + r"((?:[ \t]+[^\n]*\n|[ \t]*\n|[)\]#][^\n]*\n)*)", text + "\n", re.M)

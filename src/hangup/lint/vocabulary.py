@@ -56,6 +56,8 @@ _FUNCTIONS = frozenset(
         "mlx_lm.stream_generate",
         "mlx_vlm.generate",
         "mlx_vlm.stream_generate",
+        "claude_agent_sdk.query",
+        "claude_code_sdk.query",
     }
 )
 # What these receivers do is no generation, whatever the verb.
@@ -341,9 +343,18 @@ def _is_http_call(module: Module, site: Site) -> bool:
     if site.name.rpartition(".")[2] not in HTTP_VERBS or site.keyword("text") is not None:
         return False
     addresses = [*site.node.args[:2], site.keyword("url")]
-    if any(_PATH.search(text) for node in addresses for text in _tails(module, site, node)):
+    texts = [text for node in addresses for text in _tails(module, site, node)]
+    if any(_PATH.search(text) and not (text.endswith("/messages") and _is_of_others(module, site)) for text in texts):
         return True
     return any(_is_generation(value) for value in _bodies(module, site))
+
+
+def _is_of_others(module: Module, site: Site) -> bool:
+    """Return whether the body of a request to `/v1/messages` is of a service that sends messages: it names no model."""
+    bodies = list(_bodies(module, site))
+    keys = {key.value for body in bodies if isinstance(body, ast.Dict) for key in body.keys if isinstance(key, ast.Constant)}
+    whole = all(isinstance(body, ast.Dict) and None not in body.keys for body in bodies)
+    return bool(keys) and whole and not keys & {"model", "messages", "max_tokens"}
 
 
 def forwards(module: Module, site: Site) -> bool:
@@ -418,6 +429,8 @@ def _is_generation(body: ast.expr) -> bool:
 def streams(module: Module, site: Site, verb: str) -> int:
     """Return whether an inference call asks for a stream: 1, 0, or UNKNOWN if the call does not show it."""
     if verb in STREAM_VERBS and not (verb == "stream" and site.keyword("json") is not None):
+        return 1
+    if site.name in _FUNCTIONS and verb == "query":
         return 1
     given = site.keyword("stream")
     if isinstance(given, ast.Constant):

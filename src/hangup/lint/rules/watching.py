@@ -210,8 +210,12 @@ def _by_route(project: Project, key: Key, quiet: Collection[Place]) -> tuple[Pla
             or call.place in quiet
         ):
             continue
-        if project.names.is_certain(*key, call.ref) and not receiver:
-            continue  # a function that was read, and runs no inference
+        made = project.names.find(*key, receiver) if receiver else None
+        read = project.names.is_certain(*key, call.ref) or (
+            made is not None and project.names.leads_nowhere(made.name, made.path)
+        )  # what is called, and no inference was seen in it
+        if read and not receiver:
+            continue
         found = [project.function(k) for k in project.names.callees(*key, call.ref)]
         if (
             call.gives_request
@@ -222,7 +226,8 @@ def _by_route(project: Project, key: Key, quiet: Collection[Place]) -> tuple[Pla
         plain = bool(found) and not any(f.is_async for f in found)
         waits = call.use in {"await", "loop"} or (plain and call.use == "value" and _COMPUTES.search(verb) is not None)
         if waits if function.is_async else plain and call.use in {"value", "return"}:
-            return call.place, call.ref, Runs(call.ref, key[0], call.place[0], passed=not call.lost, decided=call.decided)
+            passed = not call.lost and not read
+            return call.place, call.ref, Runs(call.ref, key[0], call.place[0], passed=passed, decided=call.decided)
     return None
 
 
