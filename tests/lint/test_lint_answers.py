@@ -45,6 +45,9 @@ ANSWER = """
         "reply = await ask(text); save(chat_id, reply); return redirect(f'/chat/{{chat_id}}')",
         "reply = await ask(text); store.save(reply); return render(request, 'chat.html', {'all': [], 'text': text})",
         "kind = request.GET.get('kind'); store.save(await ask(text)); return render(request, 'chat.html', {'kind': kind})",
+        "reply = await ask(text); return {'id': reply.made, 'title': reply.title, 'word_count': reply.words}",
+        "reply = await ask(text); return {'pending_id': other, 'message': f'Generated {reply.title}'}",
+        "reply = await ask(text); return Made(document_id=reply.made, name=reply.title, status=reply.state)",
     ],
 )
 def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
@@ -55,6 +58,10 @@ def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
     "body",
     [
         "reply = await ask(text); return {'reply': reply}",
+        "reply = await ask(text); return {'title': reply.title}",
+        "reply = await ask(text); return {'id': other, 'message': reply}",
+        "reply = await ask(text); return Made(document_id=other, text=reply)",
+        "reply = await ask(text); return {'id': other, **reply}",
         "reply = await ask(text); rows.append(reply); return rows",
         "reply = await ask(text); store.save(reply); return await store.load()",
         "store.reply = await ask(text); return store",

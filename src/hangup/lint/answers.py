@@ -19,9 +19,12 @@ _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
 _STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse"})
 _ABOUT = re.compile(
-    r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at|type|kind|level|language|version|length|duration)$",
+    r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at|type|kind|level|language|version|hash|length|duration)$",
     re.I,
 )
+_ID = re.compile(r"(^|_)ids?$", re.I)
+_NAMES = frozenset({"title", "name", "slug"})  # of what was made, beside its id
+_NOTES = frozenset({"message", "msg", "detail"})
 _HANDS_OVER = re.compile(r"append|extend|update|insert|put|send|emit|write|set|push|yield|publish|message", re.I)
 _PAGES = re.compile(r"redirect|render", re.I)  # the browser loads a page, which may hold the answer
 _REDIRECTS = frozenset({"redirect", "HttpResponseRedirect", "HttpResponsePermanentRedirect", "RedirectResponse"})
@@ -285,8 +288,22 @@ def _telling(value: ast.AST) -> Iterator[ast.AST]:
             yield node
         elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
             todo.extend(_of_comprehension(node))
+        elif isinstance(node, ast.Dict):
+            words = [key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else "" for key in node.keys]
+            todo.extend(_of_record(list(zip(words, node.values, strict=True))))
+        elif isinstance(node, ast.Call) and _name(node)[:1].isupper():
+            todo.extend([node.func, *node.args, *_of_record([(k.arg or "", k.value) for k in node.keywords])])
         elif not _is_about(node):
             todo.extend(children(node))
+
+
+def _of_record(fields: list[tuple[str, ast.expr]]) -> Iterator[ast.AST]:
+    """Yield the values of a record's fields that may hold what is generated: no id, no number, no note that it is done."""
+    made = any(_ID.search(name) for name, _ in fields)
+    for name, value in fields:
+        note = name in _NOTES and isinstance(value, ast.JoinedStr)
+        if not (note or _ABOUT.search(name) or (made and name in _NAMES)):
+            yield value
 
 
 def _of_comprehension(node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Iterator[ast.AST]:

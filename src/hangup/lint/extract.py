@@ -295,14 +295,15 @@ class _Extract:
 
 def _unused_inside(functions: list[Scope]) -> set[int]:
     """Return the numbers of functions that are defined inside another one, which never names them, and of those inside them."""
+    inner = [function for function in functions if function.outer is not None and function.outer.number]
     names: dict[int, Counter[str]] = defaultdict(Counter)  # number of a function -> names that it and those inside it use
-    for function in functions:
+    for function in {*inner, *(f.outer for f in inner if f.outer is not None)}:
         for around in function.around():
             names[around.number].update(function.used)
     unused: set[int] = set()
-    for function in functions:
+    for function in inner:
         outer = function.outer
-        if outer is None or outer.number == 0 or function.class_name or not function.name or function.decorators:
+        if outer is None or function.class_name or not function.name or function.decorators:
             continue
         used = names[outer.number]
         if outer.number in unused or (used[function.name] == names[function.number][function.name] and not used["locals"]):
