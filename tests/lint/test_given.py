@@ -87,6 +87,19 @@ def test_an_awaited_call_runs_the_lambda_that_it_is_given(called: str, findings:
     assert found(source) == findings
 
 
+@pytest.mark.parametrize(
+    ("given", "findings"),
+    [("service=work", ["HU004 certain"]), ("service=fetch", []), ("text=text", []), ("service=elsewhere", [])],
+)
+def test_an_awaited_call_runs_the_function_that_it_is_given_by_a_keyword(given: str, findings: list[str]) -> None:
+    source = f"""
+    @app.post("/ask")
+    async def ask(text: str):
+        return await run_tool(name="ask", {given})
+    """
+    assert found(source) == findings
+
+
 @pytest.mark.parametrize("given", ["type[Workflow]", "Type[Workflow]"])
 def test_a_class_that_is_given_makes_an_instance(given: str) -> None:
     source = f"""

@@ -33,6 +33,7 @@ PARTS = (
     "nineteenth",
     "twentieth",
     "twenty-first",
+    "twenty-second",
 )  # in the order of time
 
 

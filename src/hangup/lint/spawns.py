@@ -94,6 +94,11 @@ def _pass(module: Module, site: Site, made: FunctionFacts) -> None:
             isinstance(first, ast.Name) and (first.id in module.imports or first.id in module.inner_names.get(0, ()))
         ):
             _note(module, site, made, "method", first)
+    for keyword in site.node.keywords:
+        if isinstance(keyword.value, ast.Name) and (
+            keyword.value.id in module.imports or keyword.value.id in module.inner_names.get(0, ()) or keyword.value.id in inner
+        ):
+            _note(module, site, made, "method", keyword.value)
 
 
 def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: ast.expr, call: ast.Call | None = None) -> None:
