@@ -216,7 +216,9 @@ def test_transformers() -> None:
     source = hangup.sources.transformers(model, None, {"input_ids": "x"}, max_new_tokens=500)
     ended, _ = streamed(source, leave_after=2)
     assert ended.outcome.value == "client_gone" and model.computed <= 4
-    assert not [thread.name for thread in threading.enumerate() if thread.name in model.threads]
+    for thread in [thread for thread in threading.enumerate() if thread.name in model.threads]:
+        thread.join(10)  # it has told of its end, and may have a few steps left
+        assert not thread.is_alive(), thread.name
 
 
 @pytest.mark.usefixtures("transformers")
