@@ -96,6 +96,7 @@ INNER = "async def inner(text):\n    return blocking.chat.completions.create(mod
         (INNER + "async def other():\n    return await inner(text)\nreturn await other()", ["HU005"]),
         ("@rows[0]\n" + INNER + "return text", ["HU005"]),
         (INNER + "return locals()", ["HU005"]),
+        ("global inner\n" + INNER + "return text", ["HU005"]),
     ],
 )
 def test_a_function_inside_another_is_run_if_something_there_names_it(body: str, found: list[str]) -> None:

@@ -303,7 +303,7 @@ def _unused_inside(functions: list[Scope]) -> set[int]:
     unused: set[int] = set()
     for function in inner:
         outer = function.outer
-        if outer is None or function.class_name or not function.name or function.decorators:
+        if outer is None or function.class_name or not function.name or function.decorators or function.name in outer.shared:
             continue
         used = names[outer.number]
         if outer.number in unused or (used[function.name] == names[function.number][function.name] and not used["locals"]):

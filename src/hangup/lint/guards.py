@@ -158,13 +158,7 @@ def _chooses(test: ast.expr, parameters: set[str]) -> str:
 
 def defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Return the parameters that are None or False unless they are given."""
-    given = node.args
-    positional = [*given.posonlyargs, *given.args]
-    pairs = [
-        *zip(reversed(positional), reversed(given.defaults), strict=False),
-        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
-    ]
-    return [p.arg for p, default in pairs if isinstance(default, ast.Constant) and not default.value]
+    return [name for name, default in _written(node) if isinstance(default, ast.Constant) and not default.value]
 
 
 def flags(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, bool]:
@@ -178,20 +172,25 @@ def texts(node: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, str]:
 
 
 def _constants(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, object]]:
-    """Yield parameters with the constants that they are unless they are given."""
+    """Yield parameters with the constants that they are unless they are given, also by `Query(False)`."""
+    for name, default in _written(node):
+        value: ast.expr | None = default
+        if isinstance(default, ast.Call):
+            given = next((k.value for k in default.keywords if k.arg == "default"), None)
+            value = given or (default.args[0] if default.args else None)
+        if isinstance(value, ast.Constant):
+            yield name, value.value
+
+
+def _written(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, ast.expr]]:
+    """Yield parameters with their defaults as they are written."""
     given = node.args
-    if not given.defaults and not given.kwonlyargs:
-        return  # as most
     positional = [*given.posonlyargs, *given.args]
-    for parameter, default in (
+    pairs = (
         *zip(reversed(positional), reversed(given.defaults), strict=False),
         *zip(given.kwonlyargs, given.kw_defaults, strict=True),
-    ):
-        value = default
-        if isinstance(value, ast.Call):
-            value = next((k.value for k in value.keywords if k.arg == "default"), value.args[0] if value.args else None)
-        if isinstance(value, ast.Constant):
-            yield parameter.arg, value.value
+    )
+    yield from ((parameter.arg, default) for parameter, default in pairs if default is not None)
 
 
 def needed(

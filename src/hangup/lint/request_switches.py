@@ -30,6 +30,7 @@ class RequestSwitches:
         return bool(needs) and all(any(self._is_against(path, handler, name) for name in wanted) for wanted in needs)
 
     def _is_against(self, file: str, handler: FunctionFacts, wanted: str) -> bool:
+        holds = wanted[0] != "!"
         path, equals, words = wanted.partition("=")
         name, _, attribute = path.removeprefix("!").partition(".")
         owner = handler.parameters.get(name, "").rpartition(".")[2]
@@ -38,9 +39,9 @@ class RequestSwitches:
             return text is not None and text not in words.split("|")
         if attribute:
             flag = self._field(file, owner, attribute, _FLAG)
-            return flag is not None and (flag == "True") != (wanted[0] != "!")
+            return flag is not None and (flag == "True") != holds
         value = handler.flags.get(name)
-        return value is not None and value != (wanted[0] != "!")
+        return value is not None and value != holds
 
     def _field(self, file: str, owner: str, attribute: str, pattern: str, depth: int = DEPTH) -> str | None:
         """Return the default of a class's field as it is written: of the one in this file, or the only one of the project.

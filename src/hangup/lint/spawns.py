@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 from functools import cache
 
 from hangup.lint import vocabulary
@@ -90,15 +91,18 @@ def _pass(module: Module, site: Site, made: FunctionFacts) -> None:
             _note(module, site, made, "passed", argument)
     elif site.node.args:
         first = site.node.args[0]
-        if isinstance(first, ast.Attribute) or (
-            isinstance(first, ast.Name) and (first.id in module.imports or first.id in module.inner_names.get(0, ()))
-        ):
+        if isinstance(first, ast.Attribute) or _may_be_function(module, first):
             _note(module, site, made, "method", first)
     for keyword in site.node.keywords:
-        if isinstance(keyword.value, ast.Name) and (
-            keyword.value.id in module.imports or keyword.value.id in module.inner_names.get(0, ()) or keyword.value.id in inner
-        ):
+        if _may_be_function(module, keyword.value, inner):
             _note(module, site, made, "method", keyword.value)
+
+
+def _may_be_function(module: Module, node: ast.expr, inner: Collection[str] = ()) -> bool:
+    """Return whether a name may be that of a function: an imported one, one of the file, or one of these."""
+    return isinstance(node, ast.Name) and (
+        node.id in module.imports or node.id in module.inner_names.get(0, ()) or node.id in inner
+    )
 
 
 def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: ast.expr, call: ast.Call | None = None) -> None:

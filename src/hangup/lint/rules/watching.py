@@ -126,7 +126,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
         if call.use == "given" and (runs.blocks or _may_watch(project, key, call.into)):
             continue
         waits = call.use in {"await", "given"} or (collected and not runs.blocks)
-        if waits or runs.blocks or collected if own_loop else waits:
+        if waits or (own_loop and (runs.blocks or collected)):
             passed = runs.passed and (sends or not call.lost)
             made = replace(runs, passed=passed, decided=call.decided)
             candidates.append((_evidence(call, runs, passed=passed), call.place, call.ref, made))
