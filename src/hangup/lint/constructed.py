@@ -25,13 +25,13 @@ class Constructed:
         """`naming` returns the files that have a word, with their texts."""
         self._naming = naming
         self._trees: dict[str, ast.Module | None] = {}
-        self._known: dict[tuple[str, str], list[ast.Call] | None] = {}
+        self._known: dict[tuple[str, str, bool], list[ast.Call] | None] = {}
 
     def value(self, owner: str, attribute: str, parameter: str, path: str) -> Any:
         """Return the constant that an attribute of a class always has, which its constructor sets to a parameter."""
         if not self._may_be_set_once(attribute):
             return UNKNOWN  # as most; the texts tell it without parsing
-        calls = self._calls(owner, path)
+        calls = self.calls(owner, path)
         init = _init(self._trees.get(path), owner) if calls else None
         if not calls or init is None or not _sets(init, attribute, parameter) or not self._is_set_once(attribute):
             return UNKNOWN
@@ -40,14 +40,17 @@ class Constructed:
         same = all(value is not UNKNOWN and type(value) is type(first) and value == first for value in values)
         return first if same else UNKNOWN
 
-    def _calls(self, owner: str, path: str) -> list[ast.Call] | None:
-        """Return the calls that make all instances of a class; None if there may be others."""
-        key = (owner, path)
+    def calls(self, owner: str, path: str, *, any_base: bool = False) -> list[ast.Call] | None:
+        """Return the calls that make all instances of a class; None if there may be others.
+
+        A framework may make instances of a class with a base; with `any_base`, it is known that none does.
+        """
+        key = (owner, path, any_base)
         if key not in self._known:
-            self._known[key] = self._all_calls(owner, path)
+            self._known[key] = self._all_calls(*key)
         return self._known[key]
 
-    def _all_calls(self, owner: str, path: str) -> list[ast.Call] | None:
+    def _all_calls(self, owner: str, path: str, any_base: bool) -> list[ast.Call] | None:
         found: list[ast.Call] = []
         texts = list(self._naming(owner))
         if any(_CHANGES.search(text) for _, text in texts):
@@ -56,7 +59,7 @@ class Constructed:
             tree = self._tree(where, text)
             if tree is None:
                 return None
-            calls = list(_constructions(tree, owner, own=where == path))
+            calls = list(_constructions(tree, owner, own=where == path, any_base=any_base))
             if None in calls:
                 return None
             found += [call for call in calls if call is not None]
@@ -90,7 +93,7 @@ class Constructed:
         return self._trees[path]
 
 
-def _constructions(tree: ast.Module, owner: str, *, own: bool) -> Iterator[ast.Call | None]:
+def _constructions(tree: ast.Module, owner: str, *, own: bool, any_base: bool) -> Iterator[ast.Call | None]:
     """Yield the calls that make an instance; None for what may lead to others: a subclass, an alias, a name in a text."""
     fine: set[int] = set()
     defined = 0
@@ -108,8 +111,11 @@ def _constructions(tree: ast.Module, owner: str, *, own: bool) -> Iterator[ast.C
             fine.update(id(inner) for inner in _of_type(node.returns))
         elif isinstance(node, ast.ClassDef) and node.name == owner:
             defined += 1
-            if node.decorator_list or node.keywords or not {_last(base) for base in node.bases} <= _PLAIN:
+            plain = any_base or {_last(base) for base in node.bases} <= _PLAIN
+            if node.decorator_list or node.keywords or not plain:
                 yield None  # a framework may make instances
+        elif isinstance(node, ast.Assign) and _last(node.targets[0]) == "__all__":
+            fine.update(id(inner) for inner in walk(node.value))
         elif isinstance(node, ast.alias):
             if node.name.rpartition(".")[2] == owner and node.asname not in {None, owner}:
                 yield None

@@ -26,6 +26,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "floa
 _COLLECTIONS = frozenset({"set", "list", "tuple", "frozenset", "dict"})
 _DECLARED = frozenset({"Field", "field", "SettingsField"})
 _ASSIGNED = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*")
+_SETTINGS_FILE = re.compile(r"(^|/)(\w+_)?(settings?|config|conf)(/|\.py$)")
 _ON = re.compile(r"[\"']?\s*(?::\s*bool\s*)?[=:]\s*True\b")
 Values = Mapping[str, ast.expr]
 
@@ -39,7 +40,7 @@ class Defaults:
         self._defining = defining
         self._constructed = constructed.Constructed(naming)
         self._conditions: dict[tuple[str, str], bool] = {}
-        self._names: dict[tuple[str, str], Any] = {}
+        self._names: dict[tuple[str, str, bool], Any] = {}
 
     def rules_out(self, condition: str, path: str) -> bool:
         """Return whether a condition, as `switches` writes it, is false by default."""
@@ -59,27 +60,29 @@ class Defaults:
         found = self._constructed.value(owner, attribute, parameter, path)
         return UNKNOWN if found is constructed.UNKNOWN else UNSET if found is None or found == "" else found
 
-    def named(self, name: str, path: str, depth: int) -> Any:
-        """Return the value with which a name is declared: in this file, else wherever it is."""
-        key = (name, path)
+    def named(self, name: str, path: str, depth: int, *, setting: bool = False) -> Any:
+        """Return the value with which a name is declared: in this file, else wherever it is; a setting's by the settings."""
+        key = (name, path, setting)
         if depth <= 0:
             return UNKNOWN
         if key not in self._names:
             self._names[key] = UNKNOWN
-            self._names[key] = self._declared(name, path, depth)
+            self._names[key] = self._declared(name, path, depth, setting=setting)
         return self._names[key]
 
-    def _declared(self, name: str, path: str, depth: int) -> Any:
+    def _declared(self, name: str, path: str, depth: int, *, setting: bool) -> Any:
         found: list[Any] = []
         on = own = False
         texts = sorted(self._naming(name), key=lambda file: file[0] != path)
+        # Requests and tables may have fields of that name as well.
+        settings = {where for where, text in texts if _declares(name, where, text)} if setting else set()
         for where, text in texts:
             for place in _places(name, text):
                 end = place + len(name)
                 on = on or _ON.match(text, end) is not None
                 declared = _ASSIGNED.match(text, end)
                 line = text[text.rfind("\n", 0, place) + 1 : place]
-                if declared is None or own or line.strip() not in {"", "self."}:
+                if declared is None or own or line.strip() not in {"", "self."} or (settings and where not in settings):
                     continue
                 written = _expression(text, declared.end())
                 if written is None or _last_name(written) == name:
@@ -165,7 +168,7 @@ class _Scope:
                     return self._bound(full)
                 if not (full or name.isupper() or is_settings(owner)):
                     return UNKNOWN
-                found = self.defaults.named(name, self.path, self.depth - 1)
+                found = self.defaults.named(name, self.path, self.depth - 1, setting=is_settings(owner))
                 return self.defaults.returned(name, self.path, self.depth - 1) if found is UNKNOWN else found
             case ast.UnaryOp(op=ast.Not()) | ast.BoolOp(op=ast.And()):
                 truth = self.truth(node)
@@ -256,6 +259,17 @@ class _Scope:
             isinstance(func, ast.Attribute) and (is_settings(func.value) or ast.unparse(func.value) == "self")
         )
         return self.defaults.returned(name, self.path, self.depth - 1) if asked else UNKNOWN
+
+
+def is_settings_file(path: str) -> bool:
+    return _SETTINGS_FILE.search(path) is not None
+
+
+def _declares(name: str, path: str, text: str) -> bool:
+    """Return whether a file that is for settings, or has a class for them, declares a name."""
+    if not is_settings_file(path) and "BaseSettings" not in text:
+        return False
+    return re.search(rf"^[ \t]*(?:self\.)?{name}[ \t]*(?::[^=\n]+)?=(?!=)", text, re.M) is not None
 
 
 def _is_setting(node: ast.expr) -> bool:

@@ -2,9 +2,9 @@
 
 On code that the linter had not seen, these told the right findings from the others: that the generated text is passed on at
 every step from the model to the answer, that no name says that the client is after something else (that of the route, of the
-handler or of what is called), and that a handler makes the call whatever it is asked for. Where a finding is about one place
-of several that may be run, it is that no branch is on the whole way to it, or the way is short. How the call was found (by a
-type or a name) said nothing.
+handler or of what is called), that a handler makes the call whatever it is asked for, and that the way to the model is short and
+has few branches: fewer still where a finding is about one place of several that may be run. How the call was found (by a type or
+a name) said nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
 from hangup.lint.purposes import has_no_client, has_other_end, is_old_copy, says_answer, says_generation, takes_in
 
-STEPS_MAX = 2  # with branches on the way
+STEPS_MAX = 4  # from a handler to the model,
+BRANCHES_MAX = 1  # and branches on the way
+STEPS_TO_PLACE_MAX = 3  # the same for a certain place,
+STEPS_WITH_BRANCH_MAX = 2  # with a branch on the way,
+STEPS_WITH_BRANCHES_MAX = 1  # or with several
 
 
 def is_for_answer(project: Project, path: str, handler: FunctionFacts, reference: str) -> bool:
@@ -24,6 +28,8 @@ def is_for_answer(project: Project, path: str, handler: FunctionFacts, reference
     """
     names = (handler.path, handler.name, reference.rpartition(".")[2])
     if is_old_copy(project.source.inside(path)) or any(has_other_end(name) for name in names):
+        return False
+    if project.chosen.may_stand_in(path):
         return False
     return _says_so(handler, reference) or not any(takes_in(name) for name in names)
 
@@ -35,6 +41,8 @@ def _says_so(handler: FunctionFacts, reference: str) -> bool:
 
 def is_run_certainly(project: Project, path: str, handler: FunctionFacts, reference: str, runs: Runs) -> bool:
     """Return whether a handler certainly makes a call, whatever it is asked for, and answers with what is generated."""
+    if runs.steps > STEPS_MAX or runs.branches > BRANCHES_MAX:
+        return False
     return runs.passed and not runs.decided and is_for_answer(project, path, handler, reference)
 
 
@@ -54,4 +62,5 @@ def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs
     if not is_for_answer(project, path, handler, call.ref) or not (passed or _says_so(handler, call.ref)):
         return False
     branches = runs.branches + sum(step.branches for step in (call, *way))
-    return branches == 0 or runs.steps + len(way) <= STEPS_MAX
+    steps_max = (STEPS_TO_PLACE_MAX, STEPS_WITH_BRANCH_MAX, STEPS_WITH_BRANCHES_MAX)[min(branches, 2)]
+    return runs.steps + len(way) <= steps_max

@@ -55,6 +55,10 @@ class SourceFiles:
     def paths(self) -> Iterator[str]:
         yield from sorted({*self.read, *self._unread})
 
+    def all_paths(self) -> Iterator[str]:
+        """Yield all files, those that lead to no inference as well."""
+        yield from sorted({*self.read, *self._unread, *self.harmless})
+
     def inside(self, path: str) -> str:
         """Return a path without the folder that all files are in: where a project lies says nothing about its files."""
         return path[len(self._folder) :].lstrip("/") if path.startswith(self._folder) else path

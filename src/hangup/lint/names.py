@@ -164,7 +164,7 @@ class Names:
             if not path and self.fails(module, importer):
                 return Value("missing", importer, name=full)
             if path:
-                value: Value | None = Value("module", path)
+                value: Value | None = self._in_package(path, names[size - 1], depth) or Value("module", path)
                 for name in names[size:]:
                     value = self.attribute(value, name, depth - 1) if value is not None else None
                 if value is None and self.leads_nowhere(full, importer):
@@ -177,6 +177,16 @@ class Names:
         if dots and self.leads_nowhere(full, importer):
             return Value("made", importer, name=full)
         return None if dots or names[0] in _OF_NO_TYPE else Value("made", importer, name=full)
+
+    def _in_package(self, path: str, module: str, depth: int) -> Value | None:
+        """Return what a package has in place of its module: `from .rag import rag` in it hides the module `rag`."""
+        package = self.package_of(path)
+        if not package or package == path or depth <= 0:
+            return None
+        hiding = rf"from\s+[\w.]*\.{module}\s+import\s+(?:\([^)]*|[^\n#]*)\b{module}\b"
+        if re.search(hiding, self.source.text(package)) is None:
+            return None
+        return self.attribute(Value("module", path), module, depth - 1)
 
     # References
 
@@ -429,10 +439,10 @@ class Names:
         """Return what completes an abstract method: in classes that name its class as a base, else anywhere near."""
         abstract = self.function(key)
         found = self.methods_named(abstract.name)
-        derived = [k for k in found if abstract.class_name in self._bases(k)]
+        derived = [k for k in found if abstract.class_name in self.bases(k)]
         return (self._near(key[0], derived) or derived or self._near(key[0], found))[:MANY]
 
-    def _bases(self, key: Key) -> list[str]:
+    def bases(self, key: Key) -> list[str]:
         """Return the last parts of the names of a method's class's bases."""
         return self._class_bases(key[0], self.function(key).class_name)
 
@@ -465,7 +475,7 @@ class Names:
             return []
         candidates = self._near(path, self.methods_named(verb))
         if known is not None and receiver != "self" and (mro := self._mro(known)) is not None:
-            return [k for k in candidates if not mro.isdisjoint(self._bases(k))]  # only a class below it can have the method
+            return [k for k in candidates if not mro.isdisjoint(self.bases(k))]  # only a class below it can have the method
         words = words_in(receiver)
         similar = [k for k in candidates if words & words_in(self.function(k).class_name)]
         if similar:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from hangup.lint.broken import Broken
+from hangup.lint.chosen import Chosen
 from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.failing import drop_unreached
@@ -85,6 +86,7 @@ class Project:
         self.by_spawn: dict[tuple[str, int, int], Runs] = {}
         self.collected: set[tuple[str, int, int]] = set()  # calls of streams that their function reads to the end
         self._callers: dict[str, list[tuple[Key, int]]] = defaultdict(list)
+        self.chosen = Chosen(self.names, self.defaults, self.callers)
         self._spawners: dict[str, list[tuple[Key, int]]] = defaultdict(list)
         self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
         self._handlers: dict[Key, str] = {}
@@ -348,8 +350,8 @@ class Project:
         return self.defaults.rules_out(condition, path)
 
     def is_unmade(self, caller: Key, call: CallFacts, key: Key) -> bool:
-        """Return whether a call certainly does not run this function: it raises, or nobody awaits it."""
-        return self._unmade.is_unmade(caller, call, key, self.handler)
+        """Return whether a call certainly does not run this function: it raises, nobody awaits it, or its class is not made."""
+        return self._unmade.is_unmade(caller, call, key, self.handler) or self.chosen.is_unchosen(key)
 
     def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a call runs this function; of several that it may run, at least half must run inference."""

@@ -120,7 +120,7 @@ STREAM_VERBS = frozenset(
     " generate_content_stream_async run_async".split()
 )
 
-HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch"})
+HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch", "urlopen"})
 _PATH = re.compile(
     r"(/chat/completions|/v1/completions|(^|[^/])/completions|/v1/messages|/v1/responses|/api/chat|/api/generate|:generateContent"
     r"|/worker_generate\w*|(^|//[^/]+)(/v\d)?/(generate|generate_stream))/?(\?.*)?$"
@@ -342,8 +342,7 @@ def is_made_call(made: str, verb: str) -> bool:
 def _is_http_call(module: Module, site: Site) -> bool:
     if site.name.rpartition(".")[2] not in HTTP_VERBS or site.keyword("text") is not None:
         return False
-    addresses = [*site.node.args[:2], site.keyword("url")]
-    texts = [text for node in addresses for text in _tails(module, site, node)]
+    texts = [text for node in _addresses(module, site) for text in _tails(module, site, node)]
     if any(_PATH.search(text) and not (text.endswith("/messages") and _is_of_others(module, site)) for text in texts):
         return True
     return any(_is_generation(value) for value in _bodies(module, site))
@@ -372,7 +371,7 @@ def forwards(module: Module, site: Site) -> bool:
 
 def _is_lookup(module: Module, site: Site) -> bool:
     """Return whether a request asks for a token or for a list, by its body or its address: no generation."""
-    addresses = [*site.node.args[:2], site.keyword("url")]
+    addresses = _addresses(module, site)
     if any(_NO_GENERATION.search(ast.unparse(node)) for node in addresses if isinstance(node, (ast.Name, ast.Attribute))):
         return True
     if any(_NO_GENERATION.search(text) for node in addresses for text in _tails(module, site, node)):
@@ -383,6 +382,21 @@ def _is_lookup(module: Module, site: Site) -> bool:
         if isinstance(body, ast.Dict)
         for key in body.keys
     )
+
+
+def _addresses(module: Module, site: Site) -> list[ast.expr | None]:
+    """Return what may be the address of a request, also of one that was made before: urlopen(Request(url, data))."""
+    made = _made_request(module, site)
+    if made is not None:
+        return [*made.args[:1], next((k.value for k in made.keywords if k.arg == "url"), None)]
+    return [*site.node.args[:2], site.keyword("url")]
+
+
+def _made_request(module: Module, site: Site) -> ast.Call | None:
+    """Return the call that made what urlopen() is given."""
+    given = site.node.args[0] if site.node.args and site.name.rpartition(".")[2] == "urlopen" else None
+    values = module.values_of(given, site.function) if isinstance(given, ast.Name) else [given]
+    return next((v for v in values if isinstance(v, ast.Call) and _last_name(v.func) == "Request"), None)
 
 
 def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -> Iterator[str]:
@@ -405,7 +419,13 @@ def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) ->
 
 
 def _bodies(module: Module, site: Site) -> Iterator[ast.expr]:
-    body = site.keyword("json", "data")
+    made = _made_request(module, site)
+    body = site.keyword("json", "data") if made is None else next((k.value for k in made.keywords if k.arg == "data"), None)
+    if isinstance(body, ast.Name) and made is not None:
+        body = next(iter(module.values_of(body, site.function)), None)
+    while made is not None and isinstance(body, ast.Call):  # json.dumps(body).encode()
+        inner = body.func.value if _last_name(body.func) == "encode" and isinstance(body.func, ast.Attribute) else None
+        body = inner or (body.args[0] if body.args else None)
     if isinstance(body, ast.Name):
         yield from module.values_of(body, site.function)[:4]
     elif body is not None:

@@ -45,7 +45,7 @@ def blocks(module: Module, site: Site, verb: str) -> int:
         return 0  # of Google's client, the part with coroutines: client.aio.models.generate_content
     if isinstance(site.statement, (ast.AsyncWith, ast.AsyncFor)) and _is_entered(site):
         return 0  # `async with agent.run_stream(...)` takes an asynchronous API
-    if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests."):
+    if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests.") or verb == "urlopen":
         return 1
     made = maker_of(module, site)
     last = made.rpartition(".")[2]
