@@ -324,3 +324,33 @@ def test_a_tool_that_is_a_function_of_the_project_is_no_model() -> None:
     """
     assert levels(source) == []
     assert levels(source.replace("reset_products.ainvoke", "agent.ainvoke")) == ["HU004 certain"]
+
+
+def steps(count: int, branches: int = 0, *, call: str = "await work(text)", kind: str = "async ") -> str:
+    """Return a handler, and so many functions between it and the model, the first of them in branches."""
+    wait = "await " if kind else ""
+    functions = [(f"step_{n}", f"{wait}step_{n + 1}(text)" if n < count else call) for n in range(1, count + 1)]
+    lines = []
+    for index, (name, line) in enumerate(functions):
+        inside = branches if index == 0 else 0
+        lines += [f"{kind}def {name}(text):", *("    " * (n + 1) + f"if text != '{n}':" for n in range(inside))]
+        lines.append("    " * (inside + 1) + f"return {line}")
+    handler = ["@app.post('/chat')", "async def chat(text: str):", f"    return {wait}step_1(text)"]
+    return "\n".join([*lines, *handler]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "branches", "level"), [(3, 0, "certain"), (4, 0, "likely"), (3, 1, "certain"), (3, 2, "likely"), (1, 2, "likely")]
+)
+def test_a_long_way_to_the_model_or_one_with_branches_is_only_likely(count: int, branches: int, level: str) -> None:
+    """The function that calls the model is a step as well."""
+    assert levels(dedent(HEAD) + steps(count, branches), "") == [f"HU004 {level}"]
+
+
+@pytest.mark.parametrize(
+    ("count", "branches", "level"),
+    [(3, 0, "certain"), (4, 0, "likely"), (2, 1, "certain"), (3, 1, "likely"), (1, 2, "certain"), (2, 2, "likely")],
+)
+def test_a_place_that_blocks_needs_a_shorter_way(count: int, branches: int, level: str) -> None:
+    source = steps(count, branches, call="blocking.chat.completions.create(model='m', messages=[text])", kind="")
+    assert levels(dedent(HEAD) + source, "") == [f"HU005 {level}"]

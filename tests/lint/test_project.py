@@ -290,3 +290,37 @@ def test_an_agent_that_another_module_makes(project: Path) -> None:
     assert found() == ["own/routes.py:9 HU004"]
     write(project, {"own/agents.py": agent.replace("pydantic_ai", "own.others"), "own/others.py": "class Agent:\n    pass\n"})
     assert found() == []
+
+
+@pytest.mark.parametrize(
+    "line", ["from .rag import rag, Rag", "from .rag import (\n    Rag,\n    rag,\n)", "from services.rag import rag"]
+)
+def test_a_package_may_hide_a_module_behind_an_object_of_the_same_name(tmp_path: Path, line: str) -> None:
+    files = {
+        "services/__init__.py": line + "\n",
+        "services/rag.py": """
+            from openai import OpenAI
+
+            class Rag:
+                def answer(self, text):
+                    return OpenAI().chat.completions.create(model="m", messages=[text], max_tokens=500)
+
+            rag = Rag()
+        """,
+        "app.py": """
+            from fastapi import FastAPI
+            from services import rag
+
+            app = FastAPI()
+
+            @app.post("/ask")
+            async def ask(text: str):
+                return rag.answer(text)
+        """,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(dedent(text))
+    assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU005"]
+    (tmp_path / "services" / "__init__.py").write_text("")
+    assert lint_paths([tmp_path]).findings == []

@@ -257,3 +257,36 @@ def test_files_without_inference_count_where_only_a_name_tells(tmp_path: Path) -
     assert found(tmp_path, files) == [("app.py", "HU004")]
     others = {"pdf.py": other.format("Pdf"), "text.py": other.format("Text")}
     assert found(tmp_path, {**files, **others}) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "request = Request(f'{URL}/api/generate', data=json.dumps({'x': text}).encode())\n    with urlopen(request) as answer:",
+        "with urlopen(Request(url=f'{URL}/v1/chat/completions', data=b'{}'), timeout=60) as answer:",
+        "body = {'model': 'm', 'prompt': text, 'stream': False}\n    data = json.dumps(body).encode('utf-8')\n"
+        "    made = Request(ADDRESS, data=data, method='POST')\n    with urlopen(made) as answer:",
+    ],
+)
+def test_requests_of_the_standard_library(lines: str) -> None:
+    source = """
+        import json
+        from fastapi import FastAPI
+        from urllib.request import Request, urlopen
+
+        app = FastAPI()
+
+        @app.post("/ask")
+        {kind}def ask(text: str):
+            {lines}
+                return json.load(answer)
+    """
+
+    def codes(kind: str, lines: str) -> list[str]:
+        written = dedent(source).format(kind=kind, lines=lines)
+        return [finding.code for finding in lint_source(written)]
+
+    assert codes("", lines) == ["HU004"]
+    assert codes("async ", lines) == ["HU005"]
+    assert codes("", "with urlopen(Request(f'{URL}/api/tags', data=json.dumps({'text': text}).encode())) as answer:") == []
+    assert codes("", "with urlopen(f'{URL}/health') as answer:") == []

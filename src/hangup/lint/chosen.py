@@ -1,8 +1,8 @@
 """Whether a model is used by default, or something stands in for it until somebody chooses a model: a mock, or rules.
 
-`if settings.provider == "openai": return OpenAIProvider()` makes none where the provider is "mock" unless somebody sets it. That
-is certain if every construction in the project is under such a condition, and nothing else can make an instance. Where it is not
-seen how a setting acts, `llm_provider: str = "mock"` still says that nothing is certain.
+`if settings.provider == "openai": return OpenAIProvider()` makes none where the provider is "mock" unless somebody sets it.
+That is certain if every construction in the project is under such a condition, and nothing else can make an instance. Where it
+is not seen how a setting acts, `llm_provider: str = "mock"` still says that nothing is certain.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from hangup.lint.facts import CallFacts
 from hangup.lint.names import Key, Names
 
 _BOUND = "\t"  # between a name and what it stands for
-_STAND_IN = re.compile(r"mock|fake|stub|dummy|echo|null|no_?op|offline|static|simulat|determin|template|rule|heuristic|disabled", re.I)
+_STAND_IN = re.compile(
+    r"mock|fake|stub|dummy|echo|null|no_?op|offline|static|simulat|determin|template|rule|heuristic|disabled", re.I
+)
 _NAME = (
     r"(?!\w*(?:embed|image|video|audio|speech|voice|tts|rerank))"
     r"(?:\w+_)?(?:llm|ai|model|generation|chat|answer|agent|inference)_(?:\w+_)?(?:provider|mode|backend|engine|client)"
 )
-_SETTING = re.compile(  # which model is used, and that it is none: also os.getenv("LLM_PROVIDER", "mock"), Field(default="mock")
-    rf"^[ \t]*(?:self\.)?{_NAME}[ \t]*(?::[^=\n]+)?=[ \t]*"
-    r"(?:[\w.]+\((?:[^()\n]*(?:,|default=))?[ \t]*)?[\"'](?:mock|fake|stub|dummy|deterministic|disabled|offline|simulated|none|off)[\"']",
+_NONE = r"(?:mock|fake|stub|dummy|deterministic|disabled|offline|simulated|none|off)"
+# A setting for the model that is none: also os.getenv("LLM_PROVIDER", "mock"), Field(default="mock").
+_SETTING = re.compile(
+    rf"^[ \t]*(?:self\.)?{_NAME}[ \t]*(?::[^=\n]+)?=[ \t]*(?:[\w.]+\((?:[^()\n]*(?:,|default=))?[ \t]*)?[\"']{_NONE}[\"']",
     re.I | re.M,
 )
 
