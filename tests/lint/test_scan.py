@@ -31,6 +31,7 @@ CALLS = [
     'self.query_engine.query("x")',
     'http.post(f"{url}/v1/chat/completions")',
     'http.stream("POST", "http://engine/api/generate")',
+    'urlopen("http://engine/api/generate")',
     'http.post(url, json={"model": "m", "messages": []})',
     "session.post(url, json=body)",
     'get_client().request("POST", url, data=body)',

@@ -290,3 +290,24 @@ def test_requests_of_the_standard_library(lines: str) -> None:
     assert codes("async ", lines) == ["HU005"]
     assert codes("", "with urlopen(Request(f'{URL}/api/tags', data=json.dumps({'text': text}).encode())) as answer:") == []
     assert codes("", "with urlopen(f'{URL}/health') as answer:") == []
+
+
+@pytest.mark.parametrize("body", ["fitted('x', body)", "fitted('x', {'model': 'm', 'messages': [text]})"])
+def test_a_body_that_a_function_changes(body: str) -> None:
+    source = """
+        import httpx
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        def fitted(provider, body):
+            return {**body, "x": provider}
+
+        @app.post("/ask")
+        async def ask(text: str):
+            body = {"model": "m", "messages": [text], "max_tokens": 500}
+            sent = {body}
+            return await httpx.AsyncClient().post(ADDRESS, json=sent)
+    """
+    assert [finding.code for finding in lint_source(dedent(source).replace("{body}", body))] == ["HU004"]
+    assert lint_source(dedent(source).replace("{body}", "fitted('x', {'text': text})")) == []

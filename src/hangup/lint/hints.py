@@ -73,10 +73,10 @@ def of(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
         or (b"Agent" in words and roots & v.AGENT_PACKAGES)
     ):
         found |= MAKES
-    if _by_words(data, words, roots):
+    names_api = cache(lambda: (_PATH.search(data) or _KEYS.search(data)) is not None)
+    if _by_words(data, words, roots) or (b"urlopen" in words and names_api()):
         found |= INFERENCE
     if not words.isdisjoint(_VERBS):
-        names_api = cache(lambda: (_PATH.search(data) or _KEYS.search(data)) is not None)
         for match in _ATTRIBUTE.finditer(data):
             found |= _attribute(match, data, words, roots, names_api)
     return found

@@ -38,6 +38,7 @@ _NO_CLIENT = re.compile(
 _LABELS = re.compile(
     r"(^|[_.])classif(y|ies|ication)(_|$)"
     r"|(^|[_.])(detect|recogni[sz]e|identify|predict|understand|analy[sz]e|parse|extract)_(\w+_)?(intents?|follow_?up)(_|$)"
+    r"|(^|[_.])(detect|recogni[sz]e|identify|predict)_(\w+_)?(languages?|lang|dialects?|sentiments?|emotions?|topics?|toxicity)(_|$)"
     r"|(intent|classifi\w+)\w*\.(recogni[sz]e|classify|detect|predict|identify)$",
     re.I,
 )

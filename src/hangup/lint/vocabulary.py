@@ -419,17 +419,26 @@ def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) ->
 
 
 def _bodies(module: Module, site: Site) -> Iterator[ast.expr]:
+    """Yield what may be the body of a request, also through a variable, or before a function of the project changed it."""
     made = _made_request(module, site)
-    body = site.keyword("json", "data") if made is None else next((k.value for k in made.keywords if k.arg == "data"), None)
-    if isinstance(body, ast.Name) and made is not None:
-        body = next(iter(module.values_of(body, site.function)), None)
-    while made is not None and isinstance(body, ast.Call):  # json.dumps(body).encode()
-        inner = body.func.value if _last_name(body.func) == "encode" and isinstance(body.func, ast.Attribute) else None
-        body = inner or (body.args[0] if body.args else None)
-    if isinstance(body, ast.Name):
-        yield from module.values_of(body, site.function)[:4]
-    elif body is not None:
-        yield body
+    if made is None:
+        yield from _values(module, site, site.keyword("json", "data"))
+        return
+    for body in _values(module, site, next((k.value for k in made.keywords if k.arg == "data"), None)):
+        written: ast.expr | None = body
+        while isinstance(written, ast.Call):  # json.dumps(body).encode()
+            inner = written.func.value if isinstance(written.func, ast.Attribute) and written.func.attr == "encode" else None
+            written = inner or (written.args[0] if written.args else None)
+        yield from _values(module, site, written)
+
+
+def _values(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -> Iterator[ast.expr]:
+    """Yield what an expression may stand for, and what a function was given that made it: `fitted(provider, body)`."""
+    values = module.values_of(node, site.function)[:4] if isinstance(node, ast.Name) else [node] if node is not None else []
+    for value in values:
+        yield value
+        for argument in value.args if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and depth > 1 else ():
+            yield from _values(module, site, argument, depth - 1)
 
 
 def _is_generation(body: ast.expr) -> bool:
