@@ -189,6 +189,25 @@ def test_settings_are_those_of_each_file(project: Path) -> None:
     assert SettingsTree(LintSettings()).of(project).codes() != SettingsTree().of(project).codes()
 
 
+def test_settings_are_read_once_for_all_folders_below_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    read_text = Path.read_text
+
+    def noting(path: Path) -> str:
+        read.append(path)
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", noting)
+    tree = SettingsTree()
+    settings = [tree.of(project / name) for name in (".", "app", "app/services")]
+    assert [path.name for path in read] == ["pyproject.toml"] and settings[0] == settings[1] == settings[2]
+    assert settings[0].root == project.resolve() and settings[0].in_project
+    (project / "app/services/.git").mkdir()
+    assert SettingsTree().of(project / "app/services").root == (project / "app/services").resolve()
+    (project / "linked").symlink_to(project / "app/services")
+    assert SettingsTree().of(project / "linked").root == (project / "app/services").resolve()
+
+
 def test_the_same_from_the_command_line(project: Path) -> None:
     command = [str(Path(sys.executable).with_name("hangup")), "lint", "app/routes.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -6,7 +6,6 @@ The cache is JSON, which cannot run code when it is read. Whoever can write it c
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -38,6 +37,8 @@ def stamp_of(path: str) -> Stamp:
 
 def _version() -> str:
     """Return what the facts depend on besides the files: the linter's own code, and the Python that parses."""
+    import hashlib  # noqa: PLC0415 - takes time to load, which without a cache nobody needs
+
     digest = hashlib.sha256(f"{__version__} {sys.version_info[:3]}".encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(f"{path.name} {stamp_of(str(path))}".encode())
