@@ -167,6 +167,45 @@ def test_a_cache_that_cannot_be_written_is_no_error(project: Path) -> None:
     assert len(found(cache=blocked)) == 2
 
 
+def test_a_call_is_read_again_once_another_file_defines_what_it_calls(project: Path, tmp_path: Path) -> None:
+    """Of a call that leads nowhere, what must be given for it to be made is not noted."""
+    cache = tmp_path / "cache"
+    (project / "app/deep.py").write_text(
+        dedent("""
+            from app.services.rag import RagService
+
+            async def shorten(llm, text):
+                return await llm.ainvoke(text)
+
+            async def look(question, deep=False):
+                rag = RagService()
+                if deep:
+                    return await rag.respond(question)
+                return ""
+        """)
+    )
+    (project / "app/routes.py").write_text(
+        dedent("""
+            from fastapi import APIRouter
+            from app.deep import look
+
+            router = APIRouter()
+
+            @router.post("/ask")
+            async def ask(question: str):
+                return await look(question)
+
+            @router.post("/deep")
+            async def deep(question: str):
+                return await look(question, deep=True)
+        """)
+    )
+    assert found(cache=cache) == []
+    service = project / "app/services/rag.py"
+    service.write_text(service.read_text().replace("def ask", "def respond"))
+    assert found() == found(cache=cache) == ["app/routes.py:13 HU004"]
+
+
 def test_modules_that_import_each_other(project: Path) -> None:
     (project / "app/clients.py").write_text("from app.services.rag import RagService\n" + dedent(FILES["app/clients.py"]))
     assert len(found()) == 2

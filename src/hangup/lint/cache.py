@@ -26,6 +26,7 @@ class FileEntry:
     says: int  # whether it names inference, in the bits of `scan`
     imports: list[tuple[str, str]]
     words: str = ""  # the names in it, by which it is found if something asks for one
+    defines: str = ""  # those of its functions
     facts: str = ""  # as JSON; "" while nothing asked for them
     error: tuple[int, int, str] | None = None  # line, column and reason if it cannot be parsed
 
@@ -64,10 +65,10 @@ class Cache:
             content = json.loads(file.read_bytes())
             if content["version"] != self.version:
                 return
-            for path, (stamp, says, imports, words, facts, error) in content["files"].items():
+            for path, (stamp, says, imports, words, defines, facts, error) in content["files"].items():
                 pairs = [(parent, name) for parent, name in imports]
                 failed = (error[0], error[1], error[2]) if error else None
-                self.entries[path] = FileEntry((stamp[0], stamp[1]), says, pairs, words, facts, failed)
+                self.entries[path] = FileEntry((stamp[0], stamp[1]), says, pairs, words, defines, facts, failed)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.entries = {}  # a cache that cannot be read is as good as none
 
@@ -89,7 +90,7 @@ class Cache:
         """Write the cache, if it changed; a folder that cannot be written is no error."""
         if self.file is None or not self.changed:
             return
-        rows = {p: [e.stamp, e.says, e.imports, e.words, e.facts, e.error] for p, e in self.entries.items()}
+        rows = {p: [e.stamp, e.says, e.imports, e.words, e.defines, e.facts, e.error] for p, e in self.entries.items()}
         with contextlib.suppress(OSError):
             folder = self.file.parent
             folder.mkdir(parents=True, exist_ok=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Container
 
 from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.broken import made_at_import, positional, raises_from, required
+from hangup.lint.called import called_names
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
@@ -54,13 +56,20 @@ _COMMON = frozenset(
 _PLAIN = _COMMON - {"get", "set"}  # `router.get(...)(handler)` registers, `event.set()` ends something
 
 
-def extract(module: Module) -> FileFacts:
-    return _Extract(module).run()
+def extract(module: Module, defined: Container[str] | None = None) -> FileFacts:
+    """Return the facts of a file.
+
+    With `defined`, the names of all functions of the project, a call of anything else leads to none of them, so that it does
+    not matter what is around it. Most calls are of other packages.
+    """
+    return _Extract(module, defined).run()
 
 
 class _Extract:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, defined: Container[str] | None) -> None:
         self.module = module
+        self.defined = defined
+        self.passed_over: set[str] = set()
         self.facts = FileFacts(imports=module.imports)
         self.framework = framework_of(module)
         self.bases = {node.name: [reference(base) for base in node.bases] for node in module.classes}
@@ -74,8 +83,7 @@ class _Extract:
         self.walrus = ":=" in text
         self.may_keep = any(word in text for word in _KEEPING_WORDS)
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
-        self.guards = Guards(module, module.top)
-        self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
+        self.guards: Guards | None = None  # of the function, once asked for
         self.unreached: Unreached = {}
         self.lost: set[int] | None = None  # ids of calls in it whose results it passes on to nobody, once asked for
         self.unused: set[int] = set()  # numbers of functions that nothing calls
@@ -87,7 +95,9 @@ class _Extract:
         self.unreached, facts.ending = unreached_calls(module)
         facts.undefined = sorted({*self.unreached.values(), facts.ending} - {""})
         self.unused = _unused_inside(module.functions)
-        facts.functions = [self.function(scope) for scope in module.functions]
+        for scope in module.functions:
+            self.function(scope)
+        facts.passed_over = sorted(self.passed_over)
         attributes: dict[str, dict[str, list[str]]] = defaultdict(dict)
         for (owner, attr), values in module.fields.items():
             if refs := _references(values):
@@ -117,10 +127,11 @@ class _Extract:
                     if isinstance(node, ast.Call):
                         self.uses[id(node)] = ("argument", last)
 
-    def function(self, scope: Scope) -> FunctionFacts:
+    def function(self, scope: Scope) -> None:
         node = scope.node
         outer = scope.outer.number if scope.outer is not None else -1
         made = FunctionFacts(scope.name, scope.class_name, outer, places(node) if scope.outer is not None else (1, 1, 1, 1))
+        self.facts.functions.append(made)
         made.is_async, made.yields = scope.is_async, bool(scope.yields)
         made.assigned = {name: refs for name, values in scope.assigned.items() if (refs := _references(values))}
         for name, values in scope.assigned.items():
@@ -135,7 +146,7 @@ class _Extract:
         self.requests = {
             name for name, given in made.parameters.items() if given.rpartition(".")[2] in {"Request", "WebSocket"}
         }
-        self.unanswered = self.outside_answer(made, scope)
+        self.guards = None
         self.lost = None
         made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
         made.loops = [
@@ -143,26 +154,31 @@ class _Extract:
         ]
         if not isinstance(node, ast.Lambda):
             made.imported = list(imports_in(getattr(node, "body", []), names=scope.outer is not None))
-        self.guards = Guards(self.module, scope)
-        made.choices = self.guards.choices
-        last = raises_from(self.module, node)
-        for site in scope.calls if scope.number not in self.unused else ():
-            if not last or site.node.lineno <= last:
-                self.call(made, site)
+        self.calls(made, scope)
         if isinstance(node, ast.Lambda):
             made.returned = [reference(node.body)]
         self.returns(made, scope)
         spawns.more(self.module, scope, made)
-        return made
+
+    def calls(self, made: FunctionFacts, scope: Scope) -> None:
+        """Note the calls of a function; if one of them may lead to inference, also which of them have no part in its answer."""
+        last = raises_from(self.module, scope.node)
+        used = scope.calls if scope.number not in self.unused else []
+        sites = [site for site in used if not last or site.node.lineno <= last]
+        noted = [(call, site) for site in sites if (call := self.call(made, site)) is not None]
+        if self.guards is not None:
+            made.choices = self.guards.choices
+        if self.guards is not None or made.spawns:
+            unanswered = self.outside_answer(made, scope)
+            for call, site in noted if unanswered else ():
+                call.unanswered = id(site.node) in unanswered
+        made.calls = [call for call, _ in noted]
 
     def outside_answer(self, made: FunctionFacts, scope: Scope) -> set[int]:
         node = scope.node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or made.yields:
             return set()
-        may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
-        if made.yields:
-            return set()
-        if not may_be_handler:
+        if not _may_be_handler(made):
             if not self.may_keep or all(site.name.rpartition(".")[2] in _COMMON for site in scope.calls):
                 return set()
             return calls_kept(node, scope.returns, scope.assigned, walrus=self.walrus)
@@ -195,11 +211,11 @@ class _Extract:
         """Return whether the text of a function looks for the disconnect; the file's text is searched only once."""
         return any(node.lineno <= line <= (node.end_lineno or 0) for line in self.watching)
 
-    def call(self, made: FunctionFacts, site: Site) -> None:
+    def call(self, made: FunctionFacts, site: Site) -> CallFacts | None:
         module = self.module
         last = site.name.rpartition(".")[2]
         if last in _PLAIN and not site.awaited:
-            return
+            return None
         if last in _STREAMS or (last == "Response" and made.name):
             made.sends_stream |= last in _STREAMS or any(isinstance(a, ast.Call) for a in site.node.args[:1])
         if site.name.startswith("hangup."):
@@ -220,20 +236,17 @@ class _Extract:
             if given is not None and (ref := reference(given)):
                 self.facts.registered.append((ref, framework, site.function.number))
         if last in _COMMON:
-            return
+            return None
         made_inside = vocabulary.given_method(module, site)
         verb = vocabulary.direct(module, made_inside or site)
         ref = reference((made_inside if made_inside is not None and verb else site).node.func)
         if ref in {"anext", "next"} and site.node.args and (ref := reference(site.node.args[0])):
             ref += ".__anext__"
         if not verb and not ref:
-            return
+            return None
         use, into = self.use(site)
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
-        call.unanswered = id(site.node) in self.unanswered
-        call.lost = self.loses(site)
         call.after = self.unreached.get(id(site.node), "")
-        self.guards.note(call, site)
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])
             call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)
@@ -247,7 +260,22 @@ class _Extract:
             call.brief = vocabulary.is_brief(made_inside or site)
             if (use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
                 call.use = "await"  # the function waits until the engine has finished
-        made.calls.append(call)
+        if verb or len(made.spawns) > spawned or self.may_lead(made, call.ref):
+            if self.guards is None:
+                self.guards = Guards(module, site.function)
+            self.guards.note(call, site)
+            call.lost = self.loses(site)
+        return call
+
+    def may_lead(self, made: FunctionFacts, ref: str) -> bool:
+        """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
+        if self.defined is None or ref.rpartition(".")[2] in vocabulary.MADE_VERBS or made.path or _may_be_handler(made):
+            return True
+        names = list(called_names(self.facts, made, ref))
+        if any(name in self.defined for name in names):
+            return True
+        self.passed_over.update(names)
+        return False
 
     def loses(self, site: Site) -> bool:
         if self.lost is None:
@@ -291,6 +319,10 @@ class _Extract:
                     and _is_http_middleware(module, decorator)
                 ):
                     self.facts.middlewares.append(Local("HU010", places(decorator), scope.name))
+
+
+def _may_be_handler(made: FunctionFacts) -> bool:
+    return bool(made.handler or made.route) or next(iter(made.parameters), "") == "request"
 
 
 def _unused_inside(functions: list[Scope]) -> set[int]:

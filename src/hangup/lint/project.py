@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from hangup.lint.broken import Broken
+from hangup.lint.called import called_names
 from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.failing import drop_unreached
@@ -113,8 +114,8 @@ class Project:
         self._unmade.drop_unreached(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
-                for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(facts, function, call.ref)):
-                    self._callers[_last(facts.imports.get(ref, ref))].append(((path, number), index))
+                for name in called_names(facts, function, call.ref):
+                    self._callers[name].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
                 self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
         for ref, framework, number in facts.registered:
@@ -478,16 +479,6 @@ _LOOPS = frozenset({"get_running_loop", "get_event_loop", "is_running", "submit"
 def _knows_loops(function: FunctionFacts) -> bool:
     """Return whether a function asks whether a loop runs, or uses a thread then; nest_asyncio.apply() allows several."""
     return any(_last(call.ref) in _LOOPS for call in function.calls) or bool(function.spawns)
-
-
-def _aliases(facts: FileFacts, function: FunctionFacts, name: str) -> Iterator[str]:
-    """Yield what a called name may stand for: `run = service.ask; run(text)`, a parameter's default, or one of a dictionary."""
-    for ref in (name, *function.assigned.get(name, ()), function.parameters.get(name, "")):
-        held = ref.removesuffix("[]").removesuffix(".get()")
-        if held != ref:
-            yield from function.assigned.get(held + "[]", ()) or facts.functions[0].assigned.get(held + "[]", ())
-        elif ref != name and ref and ref[-1] not in ")]":
-            yield ref
 
 
 def _last(ref: str) -> str:

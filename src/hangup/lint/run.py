@@ -78,7 +78,7 @@ def _lint(
     given: tuple[Path, bytes] | None,
 ) -> Report:
     """Read what is worth it of `paths`, or was named, and judge what is wanted."""
-    entries, cached = _scan_all(paths, target, cache, given)
+    entries, cached = _scan_all(paths, cache, given)
     files = _files(entries, wanted, named, target, cache, given)
     all_found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
     cache.save()
@@ -96,9 +96,7 @@ def _lint(
     return report
 
 
-def _scan_all(
-    paths: list[str], target: Version, cache: Cache, given: tuple[Path, bytes] | None
-) -> tuple[dict[str, FileEntry], int]:
+def _scan_all(paths: list[str], cache: Cache, given: tuple[Path, bytes] | None) -> tuple[dict[str, FileEntry], int]:
     """Return what is known of each file without parsing it, and how many the cache knew."""
     entries = {path: entry for path in paths if (entry := cache.get(path)) is not None}
     known = len(entries)
@@ -106,7 +104,7 @@ def _scan_all(
         entries[str(given[0])] = _entry(given[1], str(given[0]), (0, 0))
     missing = [path for path in paths if path not in entries]
     with _pool(len(missing)) as spread:
-        for path, entry in spread(_scan_some, missing, target):
+        for path, entry in spread(_scan_some, missing):
             entries[path] = entry
             cache.put(path, entry)
     return entries, known
@@ -126,20 +124,23 @@ def _files(
     ignoring = {path for path in wanted if said[path] & IGNORES}
     first = sorted(choice.first(said) | named | ignoring)
     contents = {str(given[0]): given[1]} if given is not None else {}
+    defined = frozenset(name for path in choice.matter.union(first) for name in entries[path].defines.split())
     unparsed = [path for path in first if not entries[path].facts and entries[path].error is None and path not in contents]
     with _pool(len(unparsed)) as spread:
         if spread.pool is not None:
-            for path, parsed in spread(_parse_some, unparsed, target):
+            for path, parsed in spread(_parse_some, unparsed, target, defined):
                 entries[path].facts, entries[path].error = parsed
                 cache.changed = True
 
     def reader(path: str) -> FileFacts | None:
         entry = entries[path]
         if entry.facts:
-            return from_json(json.loads(entry.facts))
+            facts = from_json(json.loads(entry.facts))
+            if defined.isdisjoint(facts.passed_over):  # which depends on other files
+                return facts
         if entry.error is not None:
             return None
-        found, entry.error = _facts(contents.get(path) or _bytes(path), target)
+        found, entry.error = _facts(contents.get(path) or _bytes(path), target, defined)
         if cache.file is not None and found is not None and path not in contents:
             entry.facts = _as_json(found)  # before the project adds to them what it knows from other files
         cache.changed = True
@@ -172,25 +173,26 @@ class _Spread:
         self.pool = pool
 
     def __call__(
-        self, function: Callable[[list[str], Version], list[tuple[str, T]]], paths: list[str], target: Version
+        self, function: Callable[..., list[tuple[str, T]]], paths: list[str], *same: Version | frozenset[str]
     ) -> Iterator[tuple[str, T]]:
+        """Yield what a function returns for the paths; it is given `same` with each part of them."""
         if self.pool is None or len(paths) < PARALLEL_FROM_FILES:
-            yield from function(paths, target)
+            yield from function(paths, *same)
             return
         parts = [paths[i : i + FILES_PER_TASK] for i in range(0, len(paths), FILES_PER_TASK)]
-        for rows in self.pool.map(function, parts, [target] * len(parts)):
+        for rows in self.pool.map(function, parts, *([value] * len(parts) for value in same)):
             yield from rows
 
 
-def _scan_some(paths: list[str], _target: Version) -> list[tuple[str, FileEntry]]:
+def _scan_some(paths: list[str]) -> list[tuple[str, FileEntry]]:
     """Read files without parsing them: most are not worth it."""
     with _collector_off():
         return [(path, _scan(path)) for path in paths]
 
 
-def _parse_some(paths: list[str], target: Version) -> list[tuple[str, Parsed]]:
+def _parse_some(paths: list[str], target: Version, defined: frozenset[str]) -> list[tuple[str, Parsed]]:
     with _collector_off():
-        return [(path, _parsed(path, target)) for path in paths]
+        return [(path, _parsed(path, target, defined)) for path in paths]
 
 
 def _scan(path: str) -> FileEntry:
@@ -206,18 +208,18 @@ def _bytes(path: str) -> bytes:
 def _entry(data: bytes, path: str, stamp: Stamp) -> FileEntry:
     words = scan.words_of(data)
     imported, roots = scan.imports(data, path)
-    return FileEntry(stamp, scan.says(data, words, roots), imported, as_words(words))
+    return FileEntry(stamp, scan.says(data, words, roots), imported, as_words(words), " ".join(scan.defined_in(data)))
 
 
-def _parsed(path: str, target: Version) -> Parsed:
+def _parsed(path: str, target: Version, defined: frozenset[str]) -> Parsed:
     """Return the facts of a file as JSON, or why it cannot be parsed."""
-    facts, error = _facts(_bytes(path), target)
+    facts, error = _facts(_bytes(path), target, defined)
     return _as_json(facts) if facts is not None else "", error
 
 
-def _facts(data: bytes, target: Version) -> tuple[FileFacts | None, Error | None]:
+def _facts(data: bytes, target: Version, defined: frozenset[str]) -> tuple[FileFacts | None, Error | None]:
     try:
-        return read_facts(data, target), None
+        return read_facts(data, target, defined), None
     except Unreadable as error:
         return None, (error.place[0], error.place[1], error.reason)
 
