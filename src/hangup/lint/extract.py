@@ -53,6 +53,7 @@ _COMMON = frozenset(
     " reshape to cuda cpu"
     " ValueError RuntimeError TypeError KeyError Exception ImportError Path dataclass cast getLogger".split()
 )
+_LEADING = vocabulary.MADE_VERBS | {"__anext__"}  # whatever defines them: inference, or the first chunk of a stream
 _PLAIN = _COMMON - {"get", "set"}  # `router.get(...)(handler)` registers, `event.set()` ends something
 
 
@@ -111,14 +112,21 @@ class _Extract:
 
     def note_arguments(self, site: Site) -> None:
         """Note for each call that is an argument of this one what becomes of it: awaited through gather(), or passed on."""
+        if not site.node.args and not site.node.keywords:
+            return
         last = site.name if site.name == "asyncio.run" else site.name.rpartition(".")[2]
         waits = site.awaited and last in WAITING
-        for argument in (*site.node.args, *[k.value for k in site.node.keywords]):
+        arguments = site.node.args
+        if site.node.keywords:
+            arguments = [*arguments, *[k.value for k in site.node.keywords]]
+        for argument in arguments:
             kind = argument.__class__
+            if kind is ast.Constant or kind is ast.Name:
+                continue
             if kind is ast.Call:
                 given = "given" if site.awaited and last not in _STARTING else "argument"
                 self.uses[id(argument)] = ("await" if waits else given, last)
-            elif waits and kind is not ast.Name:
+            elif waits:
                 for node in walk(argument):
                     if isinstance(node, ast.Call):
                         self.uses[id(node)] = ("await", last)
@@ -189,9 +197,10 @@ class _Extract:
         made.abstract = all(isinstance(s, (ast.Pass, ast.Raise)) or _is_constant(s) for s in node.body)
         made.handler, made.route = handler(module, scope, self.framework, self.bases)
         made.path = route_path(scope)
-        made.without = defaults(node)
-        made.flags = flags(node)
-        made.texts = texts(node)
+        if node.args.defaults or node.args.kw_defaults:
+            made.without = defaults(node)
+            made.flags = flags(node)
+            made.texts = texts(node)
         made.required = required(node)
         made.decorated = any(reference(d) not in {"staticmethod", "classmethod"} for d in node.decorator_list)
         made.positional = positional(node, is_method=bool(scope.class_name))
@@ -238,20 +247,25 @@ class _Extract:
         if last in _COMMON:
             return None
         made_inside = vocabulary.given_method(module, site)
-        verb = vocabulary.direct(module, made_inside or site)
+        verb, forwards = vocabulary.direct(module, made_inside or site), False
         ref = reference((made_inside if made_inside is not None and verb else site).node.func)
         if ref in {"anext", "next"} and site.node.args and (ref := reference(site.node.args[0])):
             ref += ".__anext__"
         if not verb and not ref:
             return None
-        use, into = self.use(site)
-        call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
-        call.after = self.unreached.get(id(site.node), "")
+        if not verb and vocabulary.forwards(module, site):
+            verb, forwards = last, True
+        leads = bool(verb) or len(made.spawns) > spawned or self.may_lead(made, ref)
+        use, into = self.use(site) if leads or site.awaited else ("value", "")
+        call = CallFacts(ref or site.name, places(site.node), use, into, forwards=forwards)
+        if self.unreached:
+            call.after = self.unreached.get(id(site.node), "")
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])
             call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)
-        if not verb and vocabulary.forwards(module, site):
-            verb, call.forwards = last, True
+        if not leads:
+            return call
+        call.stream = _asks_for_stream(site)
         if verb:
             call.direct = verb
             call.stream = vocabulary.streams(module, made_inside or site, verb)
@@ -260,16 +274,15 @@ class _Extract:
             call.brief = vocabulary.is_brief(made_inside or site)
             if (use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
                 call.use = "await"  # the function waits until the engine has finished
-        if verb or len(made.spawns) > spawned or self.may_lead(made, call.ref):
-            if self.guards is None:
-                self.guards = Guards(module, site.function)
-            self.guards.note(call, site)
-            call.lost = self.loses(site)
+        if self.guards is None:
+            self.guards = Guards(module, site.function)
+        self.guards.note(call, site)
+        call.lost = self.loses(site)
         return call
 
     def may_lead(self, made: FunctionFacts, ref: str) -> bool:
         """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
-        if self.defined is None or ref.rpartition(".")[2] in vocabulary.MADE_VERBS or made.path or _may_be_handler(made):
+        if self.defined is None or ref.rpartition(".")[2] in _LEADING or made.path or _may_be_handler(made):
             return True
         names = list(called_names(self.facts, made, ref))
         if any(name in self.defined for name in names):
@@ -374,7 +387,7 @@ def _references(values: list[ast.expr]) -> list[str]:
 
 def _uncast(node: ast.expr) -> ast.expr:
     """Return what `cast(Service, found)` returns."""
-    if isinstance(node, ast.Call) and reference(node.func).rpartition(".")[2] == "cast" and len(node.args) > 1:
+    if isinstance(node, ast.Call) and len(node.args) > 1 and reference(node.func).rpartition(".")[2] == "cast":
         return node.args[1]
     return node
 

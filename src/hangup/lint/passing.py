@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from hangup.lint.source import Function
-from hangup.lint.walking import walk
+from hangup.lint.walking import statements_in, walk
 
 # Methods by which something is put into what somebody else holds: out.append(text), await socket.send_json(answer).
 _HANDS_OVER = frozenset(
@@ -28,7 +28,7 @@ def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool =
         return set()
     live = {parameter.arg for parameter in scope.parameters}
     waiting: list[tuple[int, set[str]]] = []  # ids of statements, and what they change
-    for statement in _statements(scope.node.body):
+    for statement in statements_in(scope.node.body):
         kind = statement.__class__
         if kind is ast.Return:
             live |= names[id(statement)]
@@ -55,29 +55,6 @@ def _is_leaving(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Return) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, (ast.Yield, ast.YieldFrom))
     )
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a function, without those of functions inside it."""
-    todo: list[ast.stmt] = list(body)
-    while todo:
-        node = todo.pop()
-        yield node
-        match node:
-            case ast.If() | ast.For() | ast.AsyncFor() | ast.While():
-                todo += node.body
-                todo += node.orelse
-            case ast.Try() | ast.TryStar():
-                todo += node.body
-                todo += node.orelse
-                todo += node.finalbody
-                for handler in node.handlers:
-                    todo += handler.body
-            case ast.With() | ast.AsyncWith():
-                todo += node.body
-            case ast.Match():
-                for case in node.cases:
-                    todo += case.body
 
 
 def _changes(statement: ast.stmt, *, walrus: bool) -> Iterator[str]:
