@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from hangup.lint.facts import FileFacts, FunctionFacts
 
 
-def called_names(facts: FileFacts, function: FunctionFacts, ref: str) -> Iterator[str]:
-    """Yield the names that a function must have, one of them, to be run by a call in `function`."""
+def called_names(facts: FileFacts, function: FunctionFacts, ref: str) -> list[str]:
+    """Return the names that a function must have, one of them, to be run by a call in `function`."""
+    _, dot, last = ref.rpartition(".")
+    if dot:
+        return [last]
     imports = facts.imports
-    yield imports.get(ref, ref).rpartition(".")[2]
-    if "." not in ref:
-        for alias in _aliases(facts, function, ref):
-            yield imports.get(alias, alias).rpartition(".")[2]
+    return [imports.get(name, name).rpartition(".")[2] for name in (ref, *_aliases(facts, function, ref))]
 
 
 def _aliases(facts: FileFacts, function: FunctionFacts, name: str) -> Iterator[str]:

@@ -143,7 +143,7 @@ class _Extract:
         made.is_async, made.yields = scope.is_async, bool(scope.yields)
         made.assigned = {name: refs for name, values in scope.assigned.items() if (refs := _references(values))}
         for name, values in scope.assigned.items():
-            if held := [item for value in values if isinstance(value, ast.Dict) for item in value.values]:
+            if held := [item for value in values if value.__class__ is ast.Dict for item in value.values]:
                 made.assigned[name + "[]"] = _references([item for item in held if isinstance(item, (ast.Name, ast.Attribute))])
         for name, written in scope.annotated.items():
             if given := annotation(written):
@@ -156,10 +156,10 @@ class _Extract:
         }
         self.guards = None
         self.lost = None
-        made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
-        made.loops = [
-            ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
-        ]
+        if scope.loops:
+            made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
+            iterated = [loop.iter for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+            made.loops = [ref for value in iterated if (ref := reference(value))]
         if not isinstance(node, ast.Lambda):
             made.imported = list(imports_in(getattr(node, "body", []), names=scope.outer is not None))
         self.calls(made, scope)
@@ -282,10 +282,10 @@ class _Extract:
 
     def may_lead(self, made: FunctionFacts, ref: str) -> bool:
         """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
-        if self.defined is None or ref.rpartition(".")[2] in _LEADING or made.path or _may_be_handler(made):
+        if self.defined is None or made.path or _may_be_handler(made):
             return True
-        names = list(called_names(self.facts, made, ref))
-        if any(name in self.defined for name in names):
+        names = called_names(self.facts, made, ref)
+        if any(name in _LEADING or name in self.defined for name in names):
             return True
         self.passed_over.update(names)
         return False

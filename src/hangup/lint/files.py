@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 
 from hangup.lint.cache import FileEntry
@@ -49,7 +49,9 @@ class SourceFiles:
         self.reach = reach or ImportedFiles({}, text)
         self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
+        self._by_function: dict[str, list[str]] | None = None
         self._definers: dict[str, list[str]] = {}
+        self._asked: set[tuple[Hashable, ...]] = set()  # what was asked for, so that all files that answer were read
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
     def paths(self) -> Iterator[str]:
@@ -89,6 +91,8 @@ class SourceFiles:
         """
         if not name or name.startswith("__"):
             return  # nobody calls it by its name
+        if not self._is_new(name, method, below, frozenset(beside), frozenset(like)):
+            return
         attribute = b"." + name.encode()
         for path in self._naming(name):
             if (below and path not in self._below) or (beside and not any(self._has_word(path, word) for word in beside)):
@@ -101,8 +105,10 @@ class SourceFiles:
 
     def read_definers(self, name: str) -> None:
         """Read the files that define a function or a method with this name."""
+        if not self._is_new(name):
+            return
         definition = b"def " + name.encode()
-        for path in self._naming(name):
+        for path in [path for path in self._with_function(name) if path in self._unread]:
             if is_code(self._text(path), definition):
                 self.has(path)
 
@@ -129,7 +135,7 @@ class SourceFiles:
     def _defining(self, name: str) -> list[str]:
         if name not in self._definers:
             definition = b"def " + name.encode() + b"("
-            self._definers[name] = [path for path in self._having(name) if definition in self._text(path)]
+            self._definers[name] = [path for path in self._with_function(name) if definition in self._text(path)]
         return self._definers[name]
 
     def text(self, path: str) -> str:
@@ -144,16 +150,28 @@ class SourceFiles:
         """Return the unread files that have this word."""
         return [path for path in self._having(name) if path in self._unread] if self._unread else []
 
+    def _with_function(self, name: str) -> list[str]:
+        """Return the files that may define a function or a method with this name."""
+        if not self._entries or not name.isidentifier():
+            return self._having(name)
+        if self._by_function is None:
+            self._by_function = _index((path, self._entries[path].defines) for path in sorted(self._entries))
+        return self._by_function.get(name, [])
+
+    def _is_new(self, *question: Hashable) -> bool:
+        """Return whether something is asked for the first time."""
+        if question in self._asked:
+            return False
+        self._asked.add(question)
+        return True
+
     def _having(self, name: str) -> list[str]:
         """Return the files that have this word; without an entry, or if it is no word, those with this text."""
         if not self._entries or not name.isidentifier():
             text = name.encode()
             return [path for path in (self._entries or self.read) if text in self._text(path)]
         if self._by_word is None:
-            self._by_word = defaultdict(list)
-            for path in sorted(self._entries):
-                for word in self._entries[path].words.split(" "):
-                    self._by_word[word].append(path)
+            self._by_word = _index((path, self._entries[path].words) for path in sorted(self._entries))
         return self._by_word.get(as_word(name), [])
 
     def close(self) -> None:
@@ -164,6 +182,15 @@ class SourceFiles:
 
 def _ignore(_path: str, _facts: FileFacts) -> None:
     pass
+
+
+def _index(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return which files have each of their words."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, words in files:
+        for word in words.split(" "):
+            found[word].append(path)
+    return found
 
 
 def _has_class(text: bytes, words: Collection[str]) -> bool:

@@ -32,7 +32,7 @@ def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool =
         kind = statement.__class__
         if kind is ast.Return:
             live |= names[id(statement)]
-        elif changed := set(_changes(statement, walrus=walrus)):
+        elif changed := _changes(statement, walrus=walrus):
             waiting.append((id(statement), changed))
         if scope.yields and (kind is ast.Expr or kind is ast.Assign):
             live |= _yielded(statement)
@@ -57,25 +57,30 @@ def _is_leaving(statement: ast.stmt) -> bool:
     )
 
 
-def _changes(statement: ast.stmt, *, walrus: bool) -> Iterator[str]:
-    """Yield the names that a statement changes."""
-    match statement:
-        case ast.Assign():
-            for target in statement.targets:
-                yield from _changed(target)
-        case ast.AnnAssign() | ast.AugAssign() if statement.value is not None:
-            yield from _changed(statement.target)
-        case ast.For() | ast.AsyncFor():
-            yield from _changed(statement.target)
-        case ast.With() | ast.AsyncWith():
-            for item in statement.items:
-                if item.optional_vars is not None:
-                    yield from _changed(item.optional_vars)
-        case ast.Expr(value=ast.Call() as call) | ast.Expr(value=ast.Await(value=ast.Call() as call)):
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _HANDS_OVER:
-                yield from _changed(call.func.value)
+def _changes(statement: ast.stmt, *, walrus: bool) -> set[str]:
+    """Return the names that a statement changes."""
+    found: set[str] = set()
+    kind = statement.__class__
+    if kind is ast.Expr:
+        called = statement.value  # type: ignore[attr-defined]
+        call = called.value if isinstance(called, ast.Await) else called
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _HANDS_OVER:
+            found.update(_changed(call.func.value))
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            found.update(_changed(target))
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        if statement.value is not None:
+            found.update(_changed(statement.target))
+    elif isinstance(statement, (ast.For, ast.AsyncFor)):
+        found.update(_changed(statement.target))
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        for item in statement.items:
+            if item.optional_vars is not None:
+                found.update(_changed(item.optional_vars))
     if walrus and not isinstance(statement, _SCOPES):
-        yield from (n.target.id for n in walk(statement) if isinstance(n, ast.NamedExpr))
+        found.update(n.target.id for n in walk(statement) if isinstance(n, ast.NamedExpr))
+    return found
 
 
 def _yielded(statement: ast.stmt) -> set[str]:
