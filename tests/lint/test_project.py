@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
+from hangup.lint import workers
 from hangup.lint.run import lint_paths
 from hangup.lint.settings import LintSettings, SettingsTree
 
@@ -204,6 +207,25 @@ def test_a_call_is_read_again_once_another_file_defines_what_it_calls(project: P
     service = project / "app/services/rag.py"
     service.write_text(service.read_text().replace("def ask", "def respond"))
     assert found() == found(cache=cache) == ["app/routes.py:13 HU004"]
+
+
+def test_the_same_in_several_processes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = found()
+    monkeypatch.setattr(workers, "PARALLEL_FROM_FILES", 1)
+    monkeypatch.setattr(workers, "MORE_FROM_FILES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    parsed: list[list[str]] = []
+    start = workers.Workers.map
+
+    def noting(self: workers.Workers, function: Any, paths: list[str], *same: Any) -> Any:
+        if same:
+            parsed.append(paths)
+        return start(self, function, paths, *same)
+
+    monkeypatch.setattr(workers.Workers, "map", noting)
+    assert found() == alone != []
+    assert parsed[0] == ["app/services/rag.py"], "what may hold inference"
+    assert ["app/services/base.py"] in parsed[1:], "who may call it"
 
 
 def test_modules_that_import_each_other(project: Path) -> None:

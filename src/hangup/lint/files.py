@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
@@ -34,16 +35,19 @@ class SourceFiles:
         below: Collection[str] = (),
         harmless: Iterable[str] = (),
         reach: ImportedFiles | None = None,
+        read_ahead: Callable[[list[str]], None] | None = None,
     ) -> None:
         """`entries` are those of all files; `reader` returns None if a file cannot be parsed; `below` are the files below a
         handler whose path is one of inference, `harmless` those that lead to none; `reach` knows which of them an application
-        imports.
+        imports; `read_ahead` is given files that the reader will be asked for, to parse them together, if
+        that is faster.
         """
         self.read = dict(read)
         self._entries = entries or {}
         self._unread = set(unread)
         self._reader = reader
         self._text = text
+        self._read_ahead = read_ahead
         self._below = below
         self.harmless = frozenset(harmless)
         self.reach = reach or ImportedFiles({}, text)
@@ -84,15 +88,26 @@ class SourceFiles:
     def read_users(
         self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
     ) -> None:
-        """Read the files that may call a function or a method.
+        """Read the files that may call a function or a method; what is given is what `users` is given."""
+        if self._is_new(name, method, below, frozenset(beside), frozenset(like)):
+            for path in self._users(name, method=method, below=below, beside=beside, like=like):
+                self.has(path)
+
+    def look_ahead(self, asked: Iterable[Mapping[str, Any]]) -> None:
+        """Parse the files together that `read_users` will read, as it will be asked."""
+        if self._read_ahead is not None:
+            self._read_ahead(sorted({path for question in asked for path in self._users(**question)}))
+
+    def _users(
+        self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
+    ) -> Iterator[str]:
+        """Yield the unread files that may call a function or a method.
 
         With `below`, only those below a handler for inference; with `beside`, only those that have one of these words as well;
         with `like`, only those with a word that contains one of these, in either case.
         """
         if not name or name.startswith("__"):
             return  # nobody calls it by its name
-        if not self._is_new(name, method, below, frozenset(beside), frozenset(like)):
-            return
         attribute = b"." + name.encode()
         for path in self._naming(name):
             if (below and path not in self._below) or (beside and not any(self._has_word(path, word) for word in beside)):
@@ -101,7 +116,7 @@ class SourceFiles:
                 continue
             imported = not method and any(name == wanted for _, wanted in self._entries[path].imports)
             if imported or is_code(text := self._text(path), attribute) or (not method and b"import *" in text):
-                self.has(path)
+                yield path
 
     def read_definers(self, name: str) -> None:
         """Read the files that define a function or a method with this name."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache as cache_results
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 from hangup.errors import ConfigError
 from hangup.lint import scan
@@ -22,16 +21,11 @@ from hangup.lint.finding import Finding
 from hangup.lint.hints import IGNORES
 from hangup.lint.reach import ImportedFiles
 from hangup.lint.settings import EXCLUDED, NOT_SERVED, LintSettings, SettingsTree
+from hangup.lint.workers import Workers
 
-if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
-
-PARALLEL_FROM_FILES = 64  # with fewer files, the work is done before a second process has started
-FILES_PER_TASK = 32
 CONTEXT_FILES_MAX = 5000  # a named file is judged with the rest of its project, unless that is larger
 
 Version = tuple[int, int]
-T = TypeVar("T")
 Error = tuple[int, int, str]  # line, column and reason
 Parsed = tuple[str, Error | None]  # facts as JSON, or the error
 
@@ -78,9 +72,10 @@ def _lint(
     given: tuple[Path, bytes] | None,
 ) -> Report:
     """Read what is worth it of `paths`, or was named, and judge what is wanted."""
-    entries, cached = _scan_all(paths, cache, given)
-    files = _files(entries, wanted, named, target, cache, given)
-    all_found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
+    with Workers() as workers:
+        entries, cached = _scan_all(paths, cache, given, workers)
+        files = _files(entries, wanted, named, target, cache, given, workers)
+        all_found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
     cache.save()
     found = [f for f in all_found if tree.for_file(Path(f.path)).reports(f.certainty)]
     report = Report(found, len(wanted), len(files.read), cached, len(all_found) - len(found))
@@ -96,17 +91,18 @@ def _lint(
     return report
 
 
-def _scan_all(paths: list[str], cache: Cache, given: tuple[Path, bytes] | None) -> tuple[dict[str, FileEntry], int]:
+def _scan_all(
+    paths: list[str], cache: Cache, given: tuple[Path, bytes] | None, workers: Workers
+) -> tuple[dict[str, FileEntry], int]:
     """Return what is known of each file without parsing it, and how many the cache knew."""
     entries = {path: entry for path in paths if (entry := cache.get(path)) is not None}
     known = len(entries)
     if given is not None:
         entries[str(given[0])] = _entry(given[1], str(given[0]), (0, 0))
     missing = [path for path in paths if path not in entries]
-    with _pool(len(missing)) as spread:
-        for path, entry in spread(_scan_some, missing):
-            entries[path] = entry
-            cache.put(path, entry)
+    for path, entry in workers.map(_scan_some, missing):
+        entries[path] = entry
+        cache.put(path, entry)
     return entries, known
 
 
@@ -117,6 +113,7 @@ def _files(
     target: Version,
     cache: Cache,
     given: tuple[Path, bytes] | None,
+    workers: Workers,
 ) -> SourceFiles:
     """Return the files that matter; those that may hold inference are read at once."""
     said = {path: entry.says for path, entry in entries.items()}
@@ -125,10 +122,11 @@ def _files(
     first = sorted(choice.first(said) | named | ignoring)
     contents = {str(given[0]): given[1]} if given is not None else {}
     defined = frozenset(name for path in choice.matter.union(first) for name in entries[path].defines.split())
-    unparsed = [path for path in first if not entries[path].facts and entries[path].error is None and path not in contents]
-    with _pool(len(unparsed)) as spread:
-        if spread.pool is not None:
-            for path, parsed in spread(_parse_some, unparsed, target, defined):
+
+    def read_ahead(paths: list[str]) -> None:
+        unparsed = [path for path in paths if not entries[path].facts and entries[path].error is None and path not in contents]
+        if workers.are_worth(len(unparsed)):
+            for path, parsed in workers.map(_parse_some, unparsed, target, defined):
                 entries[path].facts, entries[path].error = parsed
                 cache.changed = True
 
@@ -146,42 +144,13 @@ def _files(
         cache.changed = True
         return found
 
+    read_ahead(first)
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = choice.matter.difference(first)
     harmless = entries.keys() - choice.matter - read.keys()
     text = cache_results(lambda path: contents[path] if path in contents else _bytes(path))
-    return SourceFiles(read, entries, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text))
-
-
-@contextmanager
-def _pool(work: int) -> Iterator[_Spread]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores == 1 or work < PARALLEL_FROM_FILES:
-        yield _Spread(None)
-        return
-    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415 - a fifth of the time that the linter takes to start
-    from multiprocessing import get_context  # noqa: PLC0415
-
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        yield _Spread(pool)
-
-
-class _Spread:
-    """Runs a function over many files, in the processes of a pool or here."""
-
-    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
-        self.pool = pool
-
-    def __call__(
-        self, function: Callable[..., list[tuple[str, T]]], paths: list[str], *same: Version | frozenset[str]
-    ) -> Iterator[tuple[str, T]]:
-        """Yield what a function returns for the paths; it is given `same` with each part of them."""
-        if self.pool is None or len(paths) < PARALLEL_FROM_FILES:
-            yield from function(paths, *same)
-            return
-        parts = [paths[i : i + FILES_PER_TASK] for i in range(0, len(paths), FILES_PER_TASK)]
-        for rows in self.pool.map(function, parts, *([value] * len(parts) for value in same)):
-            yield from rows
+    together = read_ahead if workers.are_several else None
+    return SourceFiles(read, entries, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text), together)
 
 
 def _scan_some(paths: list[str]) -> list[tuple[str, FileEntry]]:
