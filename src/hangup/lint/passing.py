@@ -28,19 +28,23 @@ def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool =
         return set()
     live = {parameter.arg for parameter in scope.parameters}
     waiting: list[tuple[int, set[str]]] = []  # ids of statements, and what they change
+    passing: set[int] = set()
     for statement in statements_in(scope.node.body):
         kind = statement.__class__
         if kind is ast.Return:
             live |= names[id(statement)]
         elif changed := _changes(statement, walrus=walrus):
-            waiting.append((id(statement), changed))
+            if any(name.startswith("self.") for name in changed):
+                passing.add(id(statement))
+                live |= names[id(statement)]
+            else:
+                waiting.append((id(statement), changed))
         if scope.yields and (kind is ast.Expr or kind is ast.Assign):
             live |= _yielded(statement)
-    passing: set[int] = set()
     while waiting:
         left = []
         for number, changed in waiting:
-            if not changed.isdisjoint(live) or any(name.startswith("self.") for name in changed):
+            if not changed.isdisjoint(live):
                 passing.add(number)
                 live |= names[number]
             else:
@@ -48,7 +52,8 @@ def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool =
         if len(left) == len(waiting):
             break
         waiting = left
-    return {id(site.node) for site in scope.calls if id(site.statement) not in passing and not _is_leaving(site.statement)}
+    kept = [site for site in scope.calls if id(site.statement) not in passing]
+    return {id(site.node) for site in kept if not _is_leaving(site.statement)}
 
 
 def _is_leaving(statement: ast.stmt) -> bool:
