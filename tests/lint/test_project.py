@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
+from hangup.lint import workers
 from hangup.lint.run import lint_paths
 from hangup.lint.settings import LintSettings, SettingsTree
 
@@ -167,6 +170,64 @@ def test_a_cache_that_cannot_be_written_is_no_error(project: Path) -> None:
     assert len(found(cache=blocked)) == 2
 
 
+def test_a_call_is_read_again_once_another_file_defines_what_it_calls(project: Path, tmp_path: Path) -> None:
+    """Of a call that leads nowhere, what must be given for it to be made is not noted."""
+    cache = tmp_path / "cache"
+    (project / "app/deep.py").write_text(
+        dedent("""
+            from app.services.rag import RagService
+
+            async def shorten(llm, text):
+                return await llm.ainvoke(text)
+
+            async def look(question, deep=False):
+                rag = RagService()
+                if deep:
+                    return await rag.respond(question)
+                return ""
+        """)
+    )
+    (project / "app/routes.py").write_text(
+        dedent("""
+            from fastapi import APIRouter
+            from app.deep import look
+
+            router = APIRouter()
+
+            @router.post("/ask")
+            async def ask(question: str):
+                return await look(question)
+
+            @router.post("/deep")
+            async def deep(question: str):
+                return await look(question, deep=True)
+        """)
+    )
+    assert found(cache=cache) == []
+    service = project / "app/services/rag.py"
+    service.write_text(service.read_text().replace("def ask", "def respond"))
+    assert found() == found(cache=cache) == ["app/routes.py:13 HU004"]
+
+
+def test_the_same_in_several_processes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = found()
+    monkeypatch.setattr(workers, "PARALLEL_FROM_FILES", 1)
+    monkeypatch.setattr(workers, "MORE_FROM_FILES", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    parsed: list[list[str]] = []
+    start = workers.Workers.map
+
+    def noting(self: workers.Workers, function: Any, paths: list[str], *same: Any) -> Any:
+        if same:
+            parsed.append(paths)
+        return start(self, function, paths, *same)
+
+    monkeypatch.setattr(workers.Workers, "map", noting)
+    assert found() == alone != []
+    assert parsed[0] == ["app/services/rag.py"], "what may hold inference"
+    assert ["app/services/base.py"] in parsed[1:], "who may call it"
+
+
 def test_modules_that_import_each_other(project: Path) -> None:
     (project / "app/clients.py").write_text("from app.services.rag import RagService\n" + dedent(FILES["app/clients.py"]))
     assert len(found()) == 2
@@ -187,6 +248,25 @@ def test_settings_are_those_of_each_file(project: Path) -> None:
     (project / "pyproject.toml").write_text('[tool.hangup.lint]\nselect = ["HU001"]\n')
     assert found() == [], "a file without settings does not hide those of the root"
     assert SettingsTree(LintSettings()).of(project).codes() != SettingsTree().of(project).codes()
+
+
+def test_settings_are_read_once_for_all_folders_below_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    read_text = Path.read_text
+
+    def noting(path: Path) -> str:
+        read.append(path)
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "read_text", noting)
+    tree = SettingsTree()
+    settings = [tree.of(project / name) for name in (".", "app", "app/services")]
+    assert [path.name for path in read] == ["pyproject.toml"] and settings[0] == settings[1] == settings[2]
+    assert settings[0].root == project.resolve() and settings[0].in_project
+    (project / "app/services/.git").mkdir()
+    assert SettingsTree().of(project / "app/services").root == (project / "app/services").resolve()
+    (project / "linked").symlink_to(project / "app/services")
+    assert SettingsTree().of(project / "linked").root == (project / "app/services").resolve()
 
 
 def test_the_same_from_the_command_line(project: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from hangup.lint.walking import children, walk
+from hangup.lint.walking import children, statements_in, walk
 
 FILES = sorted(Path(__file__).parents[2].glob("src/hangup/**/*.py"))
 MORE = """
@@ -26,4 +26,16 @@ def test_what_is_walked() -> None:
         tree = ast.parse(text)
         assert list(walk(tree)) == [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
         for node in ast.walk(tree):
-            assert children(node) == [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr_context)]
+            assert list(children(node)) == [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr_context)]
+
+
+def test_the_statements_of_a_function() -> None:
+    """Those of functions and classes inside it are none of its own."""
+    scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    for text in (MORE, *map(Path.read_text, FILES)):
+        for scope in (node for node in ast.walk(ast.parse(text)) if isinstance(node, scopes)):
+            inside = {inner for node in ast.walk(scope) if isinstance(node, scopes) for inner in node.body if node is not scope}
+            inside |= {inner for node in inside for inner in ast.walk(node) if isinstance(inner, ast.stmt)}
+            own = {node for node in ast.walk(scope) if isinstance(node, ast.stmt)} - inside - {scope}
+            found = list(statements_in(scope.body))
+            assert set(found) == own and len(found) == len(own)

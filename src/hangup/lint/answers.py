@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from hangup.lint.walking import children, walk
+from hangup.lint.walking import children, statements_in, walk
 
 _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
@@ -52,7 +52,7 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     What counts for a call is what may be returned after it, not what another branch returns. `walrus` is whether the file has
     any `:=`.
     """
-    statements = list(_statements(handler.body))
+    statements = list(statements_in(handler.body))
     flows = [_flow(statement, *flow) for statement in statements for flow in _flows(statement, walrus=walrus)]
     after: _After = {}
     _returns_after(handler.body, frozenset(), after)
@@ -81,7 +81,7 @@ def calls_kept(
     made[""] = any(isinstance(value, ast.Dict) for value in returned)
     if not any(made.values()) or not all(_is_plain(value) or made.get(getattr(value, "id", "")) for value in returned):
         return set()
-    statements = list(_statements(function.body))
+    statements = list(statements_in(function.body))
     given = function.args
     parameters = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
     flows = [
@@ -219,17 +219,6 @@ def _returns_after(body: list[ast.stmt], tail: frozenset[ast.Return], after: _Af
     return tail
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a function, those of functions inside it as one."""
-    todo: list[ast.AST] = list(body)
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        if not isinstance(node, _Scopes) and not isinstance(node, ast.expr):
-            todo.extend(children(node))
-
-
 def _flows(statement: ast.stmt, *, walrus: bool) -> Iterator[tuple[set[str], ast.AST]]:
     """Yield what a statement changes, and from what."""
     match statement:
@@ -259,7 +248,7 @@ def _is_log(node: ast.expr) -> bool:
 def calls_for_stream(handler: _Handler) -> set[int]:
     """Return the ids of the calls in branches for clients that want a stream: `if body.stream: return StreamingResponse()`."""
     found: set[int] = set()
-    for statement in _statements(handler.body):
+    for statement in statements_in(handler.body):
         if isinstance(statement, ast.If) and _asks_for_stream(statement.test) and _returns_stream(statement.body):
             found.update(number for inner in statement.body for number in _calls(inner))
     return found

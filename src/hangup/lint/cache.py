@@ -6,7 +6,6 @@ The cache is JSON, which cannot run code when it is read. Whoever can write it c
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -27,6 +26,7 @@ class FileEntry:
     says: int  # whether it names inference, in the bits of `scan`
     imports: list[tuple[str, str]]
     words: str = ""  # the names in it, by which it is found if something asks for one
+    defines: str = ""  # those of its functions, and of its classes that have a base
     facts: str = ""  # as JSON; "" while nothing asked for them
     error: tuple[int, int, str] | None = None  # line, column and reason if it cannot be parsed
 
@@ -38,6 +38,8 @@ def stamp_of(path: str) -> Stamp:
 
 def _version() -> str:
     """Return what the facts depend on besides the files: the linter's own code, and the Python that parses."""
+    import hashlib  # noqa: PLC0415 - takes time to load, which without a cache nobody needs
+
     digest = hashlib.sha256(f"{__version__} {sys.version_info[:3]}".encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(f"{path.name} {stamp_of(str(path))}".encode())
@@ -63,10 +65,10 @@ class Cache:
             content = json.loads(file.read_bytes())
             if content["version"] != self.version:
                 return
-            for path, (stamp, says, imports, words, facts, error) in content["files"].items():
+            for path, (stamp, says, imports, words, defines, facts, error) in content["files"].items():
                 pairs = [(parent, name) for parent, name in imports]
                 failed = (error[0], error[1], error[2]) if error else None
-                self.entries[path] = FileEntry((stamp[0], stamp[1]), says, pairs, words, facts, failed)
+                self.entries[path] = FileEntry((stamp[0], stamp[1]), says, pairs, words, defines, facts, failed)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.entries = {}  # a cache that cannot be read is as good as none
 
@@ -88,7 +90,7 @@ class Cache:
         """Write the cache, if it changed; a folder that cannot be written is no error."""
         if self.file is None or not self.changed:
             return
-        rows = {p: [e.stamp, e.says, e.imports, e.words, e.facts, e.error] for p, e in self.entries.items()}
+        rows = {p: [e.stamp, e.says, e.imports, e.words, e.defines, e.facts, e.error] for p, e in self.entries.items()}
         with contextlib.suppress(OSError):
             folder = self.file.parent
             folder.mkdir(parents=True, exist_ok=True)

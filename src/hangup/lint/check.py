@@ -36,15 +36,15 @@ class Unreadable(Exception):
         self.reason = reason
 
 
-def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING) -> FileFacts:
-    """Return the facts of a file; raises Unreadable."""
+def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING, defined: Collection[str] | None = None) -> FileFacts:
+    """Return the facts of a file; raises Unreadable. `defined` are the names of all functions of the project, if known."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about the user's literals are not our business
             tree = ast.parse(source, feature_version=min(target, RUNNING))
             text = source if isinstance(source, str) else source.decode("utf-8-sig", "replace")
             module = Module(text, tree)
-            facts = extract(module)
+            facts = extract(module, defined)
             module.release()
     except (SyntaxError, ValueError, RecursionError) as error:
         line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
+from collections.abc import Container
 
 from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
 from hangup.lint.broken import made_at_import, positional, raises_from, required
+from hangup.lint.called import called_names
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
@@ -51,16 +53,24 @@ _COMMON = frozenset(
     " reshape to cuda cpu"
     " ValueError RuntimeError TypeError KeyError Exception ImportError Path dataclass cast getLogger".split()
 )
+_LEADING = vocabulary.MADE_VERBS | {"__anext__"}  # whatever defines them: inference, or the first chunk of a stream
 _PLAIN = _COMMON - {"get", "set"}  # `router.get(...)(handler)` registers, `event.set()` ends something
 
 
-def extract(module: Module) -> FileFacts:
-    return _Extract(module).run()
+def extract(module: Module, defined: Container[str] | None = None) -> FileFacts:
+    """Return the facts of a file.
+
+    With `defined`, the names of all functions of the project, a call of anything else leads to none of them, so that it does
+    not matter what is around it. Most calls are of other packages.
+    """
+    return _Extract(module, defined).run()
 
 
 class _Extract:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, defined: Container[str] | None) -> None:
         self.module = module
+        self.defined = defined
+        self.passed_over: set[str] = set()
         self.facts = FileFacts(imports=module.imports)
         self.framework = framework_of(module)
         self.bases = {node.name: [reference(base) for base in node.bases] for node in module.classes}
@@ -74,8 +84,7 @@ class _Extract:
         self.walrus = ":=" in text
         self.may_keep = any(word in text for word in _KEEPING_WORDS)
         self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
-        self.guards = Guards(module, module.top)
-        self.unanswered: set[int] = set()  # ids of calls in the function that have no part in its answer
+        self.guards: Guards | None = None  # of the function, once asked for
         self.unreached: Unreached = {}
         self.lost: set[int] | None = None  # ids of calls in it whose results it passes on to nobody, once asked for
         self.unused: set[int] = set()  # numbers of functions that nothing calls
@@ -87,7 +96,9 @@ class _Extract:
         self.unreached, facts.ending = unreached_calls(module)
         facts.undefined = sorted({*self.unreached.values(), facts.ending} - {""})
         self.unused = _unused_inside(module.functions)
-        facts.functions = [self.function(scope) for scope in module.functions]
+        for scope in module.functions:
+            self.function(scope)
+        facts.passed_over = sorted(self.passed_over)
         attributes: dict[str, dict[str, list[str]]] = defaultdict(dict)
         for (owner, attr), values in module.fields.items():
             if refs := _references(values):
@@ -101,14 +112,21 @@ class _Extract:
 
     def note_arguments(self, site: Site) -> None:
         """Note for each call that is an argument of this one what becomes of it: awaited through gather(), or passed on."""
+        if not site.node.args and not site.node.keywords:
+            return
         last = site.name if site.name == "asyncio.run" else site.name.rpartition(".")[2]
         waits = site.awaited and last in WAITING
-        for argument in (*site.node.args, *[k.value for k in site.node.keywords]):
+        arguments = site.node.args
+        if site.node.keywords:
+            arguments = [*arguments, *[k.value for k in site.node.keywords]]
+        for argument in arguments:
             kind = argument.__class__
+            if kind is ast.Constant or kind is ast.Name:
+                continue
             if kind is ast.Call:
                 given = "given" if site.awaited and last not in _STARTING else "argument"
                 self.uses[id(argument)] = ("await" if waits else given, last)
-            elif waits and kind is not ast.Name:
+            elif waits:
                 for node in walk(argument):
                     if isinstance(node, ast.Call):
                         self.uses[id(node)] = ("await", last)
@@ -117,14 +135,15 @@ class _Extract:
                     if isinstance(node, ast.Call):
                         self.uses[id(node)] = ("argument", last)
 
-    def function(self, scope: Scope) -> FunctionFacts:
+    def function(self, scope: Scope) -> None:
         node = scope.node
         outer = scope.outer.number if scope.outer is not None else -1
         made = FunctionFacts(scope.name, scope.class_name, outer, places(node) if scope.outer is not None else (1, 1, 1, 1))
+        self.facts.functions.append(made)
         made.is_async, made.yields = scope.is_async, bool(scope.yields)
         made.assigned = {name: refs for name, values in scope.assigned.items() if (refs := _references(values))}
         for name, values in scope.assigned.items():
-            if held := [item for value in values if isinstance(value, ast.Dict) for item in value.values]:
+            if held := [item for value in values if value.__class__ is ast.Dict for item in value.values]:
                 made.assigned[name + "[]"] = _references([item for item in held if isinstance(item, (ast.Name, ast.Attribute))])
         for name, written in scope.annotated.items():
             if given := annotation(written):
@@ -135,34 +154,39 @@ class _Extract:
         self.requests = {
             name for name, given in made.parameters.items() if given.rpartition(".")[2] in {"Request", "WebSocket"}
         }
-        self.unanswered = self.outside_answer(made, scope)
+        self.guards = None
         self.lost = None
-        made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
-        made.loops = [
-            ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
-        ]
+        if scope.loops:
+            made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
+            iterated = [loop.iter for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+            made.loops = [ref for value in iterated if (ref := reference(value))]
         if not isinstance(node, ast.Lambda):
             made.imported = list(imports_in(getattr(node, "body", []), names=scope.outer is not None))
-        self.guards = Guards(self.module, scope)
-        made.choices = self.guards.choices
-        last = raises_from(self.module, node)
-        for site in scope.calls if scope.number not in self.unused else ():
-            if not last or site.node.lineno <= last:
-                self.call(made, site)
+        self.calls(made, scope)
         if isinstance(node, ast.Lambda):
             made.returned = [reference(node.body)]
         self.returns(made, scope)
         spawns.more(self.module, scope, made)
-        return made
+
+    def calls(self, made: FunctionFacts, scope: Scope) -> None:
+        """Note the calls of a function; if one of them may lead to inference, also which of them have no part in its answer."""
+        last = raises_from(self.module, scope.node)
+        used = scope.calls if scope.number not in self.unused else []
+        sites = [site for site in used if not last or site.node.lineno <= last]
+        noted = [(call, site) for site in sites if (call := self.call(made, site)) is not None]
+        if self.guards is not None:
+            made.choices = self.guards.choices
+        if self.guards is not None or made.spawns:
+            unanswered = self.outside_answer(made, scope)
+            for call, site in noted if unanswered else ():
+                call.unanswered = id(site.node) in unanswered
+        made.calls = [call for call, _ in noted]
 
     def outside_answer(self, made: FunctionFacts, scope: Scope) -> set[int]:
         node = scope.node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or made.yields:
             return set()
-        may_be_handler = made.handler or made.route or next(iter(made.parameters), "") == "request"
-        if made.yields:
-            return set()
-        if not may_be_handler:
+        if not _may_be_handler(made):
             if not self.may_keep or all(site.name.rpartition(".")[2] in _COMMON for site in scope.calls):
                 return set()
             return calls_kept(node, scope.returns, scope.assigned, walrus=self.walrus)
@@ -173,9 +197,10 @@ class _Extract:
         made.abstract = all(isinstance(s, (ast.Pass, ast.Raise)) or _is_constant(s) for s in node.body)
         made.handler, made.route = handler(module, scope, self.framework, self.bases)
         made.path = route_path(scope)
-        made.without = defaults(node)
-        made.flags = flags(node)
-        made.texts = texts(node)
+        if node.args.defaults or node.args.kw_defaults:
+            made.without = defaults(node)
+            made.flags = flags(node)
+            made.texts = texts(node)
         made.required = required(node)
         made.decorated = any(reference(d) not in {"staticmethod", "classmethod"} for d in node.decorator_list)
         made.positional = positional(node, is_method=bool(scope.class_name))
@@ -195,11 +220,11 @@ class _Extract:
         """Return whether the text of a function looks for the disconnect; the file's text is searched only once."""
         return any(node.lineno <= line <= (node.end_lineno or 0) for line in self.watching)
 
-    def call(self, made: FunctionFacts, site: Site) -> None:
+    def call(self, made: FunctionFacts, site: Site) -> CallFacts | None:
         module = self.module
         last = site.name.rpartition(".")[2]
         if last in _PLAIN and not site.awaited:
-            return
+            return None
         if last in _STREAMS or (last == "Response" and made.name):
             made.sends_stream |= last in _STREAMS or any(isinstance(a, ast.Call) for a in site.node.args[:1])
         if site.name.startswith("hangup."):
@@ -220,25 +245,27 @@ class _Extract:
             if given is not None and (ref := reference(given)):
                 self.facts.registered.append((ref, framework, site.function.number))
         if last in _COMMON:
-            return
+            return None
         made_inside = vocabulary.given_method(module, site)
-        verb = vocabulary.direct(module, made_inside or site)
+        verb, forwards = vocabulary.direct(module, made_inside or site), False
         ref = reference((made_inside if made_inside is not None and verb else site).node.func)
         if ref in {"anext", "next"} and site.node.args and (ref := reference(site.node.args[0])):
             ref += ".__anext__"
         if not verb and not ref:
-            return
-        use, into = self.use(site)
-        call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
-        call.unanswered = id(site.node) in self.unanswered
-        call.lost = self.loses(site)
-        call.after = self.unreached.get(id(site.node), "")
-        self.guards.note(call, site)
+            return None
+        if not verb and vocabulary.forwards(module, site):
+            verb, forwards = last, True
+        leads = bool(verb) or len(made.spawns) > spawned or self.may_lead(made, ref)
+        use, into = self.use(site) if leads or site.awaited else ("value", "")
+        call = CallFacts(ref or site.name, places(site.node), use, into, forwards=forwards)
+        if self.unreached:
+            call.after = self.unreached.get(id(site.node), "")
         if self.requests:
             arguments = (*site.node.args, *[k.value for k in site.node.keywords])
             call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)
-        if not verb and vocabulary.forwards(module, site):
-            verb, call.forwards = last, True
+        if not leads:
+            return call
+        call.stream = _asks_for_stream(site)
         if verb:
             call.direct = verb
             call.stream = vocabulary.streams(module, made_inside or site, verb)
@@ -247,7 +274,21 @@ class _Extract:
             call.brief = vocabulary.is_brief(made_inside or site)
             if (use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
                 call.use = "await"  # the function waits until the engine has finished
-        made.calls.append(call)
+        if self.guards is None:
+            self.guards = Guards(module, site.function)
+        self.guards.note(call, site)
+        call.lost = self.loses(site)
+        return call
+
+    def may_lead(self, made: FunctionFacts, ref: str) -> bool:
+        """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
+        if self.defined is None or made.path or _may_be_handler(made):
+            return True
+        names = called_names(self.facts, made, ref)
+        if any(name in _LEADING or name in self.defined for name in names):
+            return True
+        self.passed_over.update(names)
+        return False
 
     def loses(self, site: Site) -> bool:
         if self.lost is None:
@@ -291,6 +332,10 @@ class _Extract:
                     and _is_http_middleware(module, decorator)
                 ):
                     self.facts.middlewares.append(Local("HU010", places(decorator), scope.name))
+
+
+def _may_be_handler(made: FunctionFacts) -> bool:
+    return bool(made.handler or made.route) or next(iter(made.parameters), "") == "request"
 
 
 def _unused_inside(functions: list[Scope]) -> set[int]:
@@ -342,7 +387,7 @@ def _references(values: list[ast.expr]) -> list[str]:
 
 def _uncast(node: ast.expr) -> ast.expr:
     """Return what `cast(Service, found)` returns."""
-    if isinstance(node, ast.Call) and reference(node.func).rpartition(".")[2] == "cast" and len(node.args) > 1:
+    if isinstance(node, ast.Call) and len(node.args) > 1 and reference(node.func).rpartition(".")[2] == "cast":
         return node.args[1]
     return node
 

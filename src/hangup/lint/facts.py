@@ -134,6 +134,7 @@ class FileFacts:
     )  # what the module calls whenever it is imported, if it looks like a class: reference, arguments, keywords
     undefined: list[str] = field(default_factory=list)  # names that calls come after and that the file does not define
     ending: str = ""  # the one of them that ends its import
+    passed_over: list[str] = field(default_factory=list)  # names of calls of which only what is written there was noted
 
 
 def to_json(facts: FileFacts) -> list[Any]:
@@ -152,6 +153,7 @@ def to_json(facts: FileFacts) -> list[Any]:
         facts.made,
         facts.undefined,
         facts.ending,
+        facts.passed_over,
     ]
 
 
@@ -167,7 +169,7 @@ def _function_row(f: FunctionFacts) -> list[Any]:
 
 
 def from_json(row: list[Any]) -> FileFacts:
-    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states, made, undefined, ending = row
+    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels, states, made, *rest = row
     return FileFacts(
         imports,
         [_function(f) for f in functions],
@@ -180,8 +182,7 @@ def from_json(row: list[Any]) -> FileFacts:
         cancels,
         [(s[0], s[1], s[2]) for s in states],
         [(m[0], m[1], m[2]) for m in made],
-        undefined,
-        ending,
+        *rest,
     )
 
 

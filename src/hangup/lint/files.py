@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from hangup.lint.cache import FileEntry
 from hangup.lint.facts import FileFacts
@@ -34,22 +35,27 @@ class SourceFiles:
         below: Collection[str] = (),
         harmless: Iterable[str] = (),
         reach: ImportedFiles | None = None,
+        read_ahead: Callable[[list[str]], None] | None = None,
     ) -> None:
         """`entries` are those of all files; `reader` returns None if a file cannot be parsed; `below` are the files below a
         handler whose path is one of inference, `harmless` those that lead to none; `reach` knows which of them an application
-        imports.
+        imports; `read_ahead` is given files that the reader will be asked for, to parse them together, if
+        that is faster.
         """
         self.read = dict(read)
         self._entries = entries or {}
         self._unread = set(unread)
         self._reader = reader
         self._text = text
+        self._read_ahead = read_ahead
         self._below = below
         self.harmless = frozenset(harmless)
         self.reach = reach or ImportedFiles({}, text)
         self._decoded: dict[str, str] = {}
         self._by_word: dict[str, list[str]] | None = None
+        self._by_function: dict[str, list[str]] | None = None
         self._definers: dict[str, list[str]] = {}
+        self._asked: set[tuple[Hashable, ...]] = set()  # what was asked for, so that all files that answer were read
         self.on_read: Callable[[str, FileFacts], None] = _ignore
 
     def paths(self) -> Iterator[str]:
@@ -86,7 +92,20 @@ class SourceFiles:
     def read_users(
         self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
     ) -> None:
-        """Read the files that may call a function or a method.
+        """Read the files that may call a function or a method; what is given is what `users` is given."""
+        if self._is_new(name, method, below, frozenset(beside), frozenset(like)):
+            for path in self._users(name, method=method, below=below, beside=beside, like=like):
+                self.has(path)
+
+    def look_ahead(self, asked: Iterable[Mapping[str, Any]]) -> None:
+        """Parse the files together that `read_users` will read, as it will be asked."""
+        if self._read_ahead is not None:
+            self._read_ahead(sorted({path for question in asked for path in self._users(**question)}))
+
+    def _users(
+        self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
+    ) -> Iterator[str]:
+        """Yield the unread files that may call a function or a method.
 
         With `below`, only those below a handler for inference; with `beside`, only those that have one of these words as well;
         with `like`, only those with a word that contains one of these, in either case.
@@ -101,12 +120,14 @@ class SourceFiles:
                 continue
             imported = not method and any(name == wanted for _, wanted in self._entries[path].imports)
             if imported or is_code(text := self._text(path), attribute) or (not method and b"import *" in text):
-                self.has(path)
+                yield path
 
     def read_definers(self, name: str) -> None:
         """Read the files that define a function or a method with this name."""
+        if not self._is_new(name):
+            return
         definition = b"def " + name.encode()
-        for path in self._naming(name):
+        for path in [path for path in self._with_function(name) if path in self._unread]:
             if is_code(self._text(path), definition):
                 self.has(path)
 
@@ -133,7 +154,7 @@ class SourceFiles:
     def _defining(self, name: str) -> list[str]:
         if name not in self._definers:
             definition = b"def " + name.encode() + b"("
-            self._definers[name] = [path for path in self._having(name) if definition in self._text(path)]
+            self._definers[name] = [path for path in self._with_function(name) if definition in self._text(path)]
         return self._definers[name]
 
     def text(self, path: str) -> str:
@@ -148,16 +169,28 @@ class SourceFiles:
         """Return the unread files that have this word."""
         return [path for path in self._having(name) if path in self._unread] if self._unread else []
 
+    def _with_function(self, name: str) -> list[str]:
+        """Return the files that may define a function or a method with this name."""
+        if not self._entries or not name.isidentifier():
+            return self._having(name)
+        if self._by_function is None:
+            self._by_function = _index((path, self._entries[path].defines) for path in sorted(self._entries))
+        return self._by_function.get(name, [])
+
+    def _is_new(self, *question: Hashable) -> bool:
+        """Return whether something is asked for the first time."""
+        if question in self._asked:
+            return False
+        self._asked.add(question)
+        return True
+
     def _having(self, name: str) -> list[str]:
         """Return the files that have this word; without an entry, or if it is no word, those with this text."""
         if not self._entries or not name.isidentifier():
             text = name.encode()
             return [path for path in (self._entries or self.read) if text in self._text(path)]
         if self._by_word is None:
-            self._by_word = defaultdict(list)
-            for path in sorted(self._entries):
-                for word in self._entries[path].words.split(" "):
-                    self._by_word[word].append(path)
+            self._by_word = _index((path, self._entries[path].words) for path in sorted(self._entries))
         return self._by_word.get(as_word(name), [])
 
     def close(self) -> None:
@@ -168,6 +201,15 @@ class SourceFiles:
 
 def _ignore(_path: str, _facts: FileFacts) -> None:
     pass
+
+
+def _index(files: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return which files have each of their words."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, words in files:
+        for word in words.split(" "):
+            found[word].append(path)
+    return found
 
 
 def _has_class(text: bytes, words: Collection[str]) -> bool:

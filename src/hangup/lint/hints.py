@@ -46,6 +46,8 @@ _RECEIVER = re.compile(rb"(\w+|[)\]])\s*$")
 _PATH = re.compile(
     rb"/(?:completions|v1/messages|v1/responses|api/chat|api/generate|worker_generate\w*|generate|generate_stream)/?[\"'?]|:generateContent"
 )
+_PATH_WORDS = frozenset(b"completions messages responses chat generate generate_stream".split())
+_KEY_WORDS = frozenset(b"messages prompt contents inputs".split())
 _KEYS = re.compile(rb"[\"'](?:messages|prompt|contents|inputs)[\"']\s*:")
 _MAKERS = _b(v.CHAINS | v.LOCAL_MODELS)
 _CHAINED = _b(v.CHAINS) | _b({"with_structured_output", "bind_tools", "with_retry", "with_config"})
@@ -73,13 +75,22 @@ def of(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
         or (b"Agent" in words and roots & v.AGENT_PACKAGES)
     ):
         found |= MAKES
-    names_api = cache(lambda: (_PATH.search(data) or _KEYS.search(data)) is not None)
+    names_api = cache(lambda: _names_api(data, words))
     if _by_words(data, words, roots) or (b"urlopen" in words and names_api()):
         found |= INFERENCE
     if not words.isdisjoint(_VERBS):
         for match in _ATTRIBUTE.finditer(data):
             found |= _attribute(match, data, words, roots, names_api)
     return found
+
+
+def _names_api(data: bytes, words: frozenset[bytes]) -> bool:
+    """Return whether a file has the address of an inference API, or the body of a request to one."""
+    if not words.isdisjoint(_KEY_WORDS) and _KEYS.search(data):  # a look at the words is much faster than the search
+        return True
+    return (not words.isdisjoint(_PATH_WORDS) or b"worker_generate" in data or b":generateContent" in data) and _PATH.search(
+        data
+    ) is not None
 
 
 def is_code(data: bytes, name: bytes) -> bool:

@@ -53,6 +53,7 @@ class Names:
         self._cache: dict[tuple[str, int, str], Value | None] = {}
         self._states: dict[str, list[tuple[str, int, str]]] = defaultdict(list)  # app.state.x -> what it is set to, and where
         self._choices: dict[tuple[str, int, str], bool] = {}
+        self._concrete_methods: dict[str, tuple[int, list[Key]]] = {}  # name -> how many there were, and those with a body
         self._rivals: dict[tuple[str, frozenset[str]], int] = {}
         for path in source.paths():
             self.parts[path] = self.modules.add(path)
@@ -121,7 +122,12 @@ class Names:
     def methods_named(self, name: str) -> list[Key]:
         """Return the methods with a name, without those that have no body of their own."""
         self.source.read_definers(name)
-        return sorted(key for key in self.methods.get(name, ()) if not self.function(key).abstract)
+        every = self.methods.get(name, ())
+        size, found = self._concrete_methods.get(name, (-1, []))
+        if size != len(every):  # others were read meanwhile
+            found = sorted(key for key in every if not self.function(key).abstract)
+            self._concrete_methods[name] = (len(every), found)
+        return found
 
     # Modules
 
@@ -455,7 +461,7 @@ class Names:
         here = self.parts[path]
         if here[0] in _FOLDERS_OF_SERVICES:
             return [k for k in keys if shared(here, self.parts[k[0]]) > 1 or self.parts[k[0]][0] != here[0]]
-        return [k for k in keys if shared(here, self.parts[k[0]])] or keys
+        return [k for k in keys if self.parts[k[0]][:1] == here[:1]] or keys
 
     def rivals(self, path: str, number: int, ref: str, found: list[Key]) -> int:
         """Return how many files without inference define what a call may run as well as these, if only names tell."""

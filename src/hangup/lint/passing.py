@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from hangup.lint.source import Function
-from hangup.lint.walking import walk
+from hangup.lint.walking import statements_in, walk
 
 # Methods by which something is put into what somebody else holds: out.append(text), await socket.send_json(answer).
 _HANDS_OVER = frozenset(
@@ -28,19 +28,23 @@ def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool =
         return set()
     live = {parameter.arg for parameter in scope.parameters}
     waiting: list[tuple[int, set[str]]] = []  # ids of statements, and what they change
-    for statement in _statements(scope.node.body):
+    passing: set[int] = set()
+    for statement in statements_in(scope.node.body):
         kind = statement.__class__
         if kind is ast.Return:
             live |= names[id(statement)]
-        elif changed := set(_changes(statement, walrus=walrus)):
-            waiting.append((id(statement), changed))
+        elif changed := _changes(statement, walrus=walrus):
+            if any(name.startswith("self.") for name in changed):
+                passing.add(id(statement))
+                live |= names[id(statement)]
+            else:
+                waiting.append((id(statement), changed))
         if scope.yields and (kind is ast.Expr or kind is ast.Assign):
             live |= _yielded(statement)
-    passing: set[int] = set()
     while waiting:
         left = []
         for number, changed in waiting:
-            if not changed.isdisjoint(live) or any(name.startswith("self.") for name in changed):
+            if not changed.isdisjoint(live):
                 passing.add(number)
                 live |= names[number]
             else:
@@ -48,7 +52,8 @@ def lost_calls(scope: Function, names: Mapping[int, set[str]], *, walrus: bool =
         if len(left) == len(waiting):
             break
         waiting = left
-    return {id(site.node) for site in scope.calls if id(site.statement) not in passing and not _is_leaving(site.statement)}
+    kept = [site for site in scope.calls if id(site.statement) not in passing]
+    return {id(site.node) for site in kept if not _is_leaving(site.statement)}
 
 
 def _is_leaving(statement: ast.stmt) -> bool:
@@ -57,48 +62,30 @@ def _is_leaving(statement: ast.stmt) -> bool:
     )
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a function, without those of functions inside it."""
-    todo: list[ast.stmt] = list(body)
-    while todo:
-        node = todo.pop()
-        yield node
-        match node:
-            case ast.If() | ast.For() | ast.AsyncFor() | ast.While():
-                todo += node.body
-                todo += node.orelse
-            case ast.Try() | ast.TryStar():
-                todo += node.body
-                todo += node.orelse
-                todo += node.finalbody
-                for handler in node.handlers:
-                    todo += handler.body
-            case ast.With() | ast.AsyncWith():
-                todo += node.body
-            case ast.Match():
-                for case in node.cases:
-                    todo += case.body
-
-
-def _changes(statement: ast.stmt, *, walrus: bool) -> Iterator[str]:
-    """Yield the names that a statement changes."""
-    match statement:
-        case ast.Assign():
-            for target in statement.targets:
-                yield from _changed(target)
-        case ast.AnnAssign() | ast.AugAssign() if statement.value is not None:
-            yield from _changed(statement.target)
-        case ast.For() | ast.AsyncFor():
-            yield from _changed(statement.target)
-        case ast.With() | ast.AsyncWith():
-            for item in statement.items:
-                if item.optional_vars is not None:
-                    yield from _changed(item.optional_vars)
-        case ast.Expr(value=ast.Call() as call) | ast.Expr(value=ast.Await(value=ast.Call() as call)):
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _HANDS_OVER:
-                yield from _changed(call.func.value)
+def _changes(statement: ast.stmt, *, walrus: bool) -> set[str]:
+    """Return the names that a statement changes."""
+    found: set[str] = set()
+    kind = statement.__class__
+    if kind is ast.Expr:
+        called = statement.value  # type: ignore[attr-defined]
+        call = called.value if isinstance(called, ast.Await) else called
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _HANDS_OVER:
+            found.update(_changed(call.func.value))
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            found.update(_changed(target))
+    elif isinstance(statement, (ast.AnnAssign, ast.AugAssign)):
+        if statement.value is not None:
+            found.update(_changed(statement.target))
+    elif isinstance(statement, (ast.For, ast.AsyncFor)):
+        found.update(_changed(statement.target))
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        for item in statement.items:
+            if item.optional_vars is not None:
+                found.update(_changed(item.optional_vars))
     if walrus and not isinstance(statement, _SCOPES):
-        yield from (n.target.id for n in walk(statement) if isinstance(n, ast.NamedExpr))
+        found.update(n.target.id for n in walk(statement) if isinstance(n, ast.NamedExpr))
+    return found
 
 
 def _yielded(statement: ast.stmt) -> set[str]:

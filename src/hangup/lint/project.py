@@ -6,8 +6,10 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hangup.lint.broken import Broken
+from hangup.lint.called import called_names
 from hangup.lint.chosen import Chosen
 from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
@@ -115,8 +117,8 @@ class Project:
         self._unmade.drop_unreached(path, facts)
         for number, function in enumerate(facts.functions):
             for index, call in enumerate(function.calls):
-                for ref in (call.ref,) if "." in call.ref else (call.ref, *_aliases(facts, function, call.ref)):
-                    self._callers[_last(facts.imports.get(ref, ref))].append(((path, number), index))
+                for name in called_names(facts, function, call.ref):
+                    self._callers[name].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
                 self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
         for ref, framework, number in facts.registered:
@@ -133,8 +135,7 @@ class Project:
     def read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
         """Read the files that may call a function: none but its own if it is inside another one."""
         if function.outer <= 0 or function.class_name:
-            like = words_in(function.class_name) if function.class_name and function.name in ANYONES else ()
-            self.source.read_users(function.name, method=bool(function.class_name), below=below, beside=beside, like=like)
+            self.source.read_users(**_question(function, below=below), beside=beside)
 
     def callers(self, name: str) -> list[tuple[Key, int]]:
         """Return the calls of something with this name."""
@@ -197,18 +198,20 @@ class Project:
     def _spread(self) -> None:
         """Mark the functions that make direct calls, then those that call them, until nothing is new."""
         fresh: deque[Key] = deque()
+        ahead: set[Key] = set()  # those of which the users were parsed, if they are many
         while self._unmarked or fresh or self._mark_graphs(fresh):
             if self._unmarked:
                 self._mark_file(self._unmarked.popleft(), fresh)
                 continue
             if not fresh:
                 continue
-            key = fresh.popleft()
+            key = fresh[0]
+            if key not in ahead:
+                self._look_ahead(fresh, ahead)
+            fresh.popleft()
+            if not self._is_followed(key):
+                continue
             runs, function = self.runs[key], self.function(key)
-            if function.watches or function.name in {"__call__", "__init__"}:
-                continue
-            if is_no_answer(function.name) or (runs.forwards and _sends_others(function)):
-                continue
             self.read_users(function, below=runs.forwards)
             for caller, index in self.callers(function.name):
                 self._mark_caller(caller, index, key, runs, fresh)
@@ -217,6 +220,20 @@ class Project:
             for spawner, index in self._spawners.get(f"#{key[1]}", ()):
                 if spawner[0] == key[0]:
                     self._mark_spawn(spawner, self.function(spawner), index, self.function(spawner).spawns[index], runs, fresh)
+
+    def _look_ahead(self, fresh: Collection[Key], ahead: set[Key]) -> None:
+        """Parse the files together that may call these functions."""
+        followed = {key for key in fresh if key not in ahead and self._is_followed(key)}
+        functions = [(self.function(key), self.runs[key].forwards) for key in sorted(followed)]
+        self.source.look_ahead(_question(f, below=forwards) for f, forwards in functions if f.outer <= 0 or f.class_name)
+        ahead.update(fresh)
+
+    def _is_followed(self, key: Key) -> bool:
+        """Return whether those that call a function that runs inference are looked for."""
+        function = self.function(key)
+        if function.watches or function.name in {"__call__", "__init__"}:
+            return False
+        return not is_no_answer(function.name) and not (self.runs[key].forwards and _sends_others(function))
 
     def _mark_file(self, path: str, fresh: deque[Key]) -> None:
         """Mark the functions of a file that make direct calls."""
@@ -457,6 +474,12 @@ _SENDS_OTHERS = re.compile(
 )
 
 
+def _question(function: FunctionFacts, *, below: bool) -> dict[str, Any]:
+    """Return how to ask for the files that may call a function."""
+    like = words_in(function.class_name) if function.class_name and function.name in ANYONES else ()
+    return {"name": function.name, "method": bool(function.class_name), "below": below, "like": like}
+
+
 def _sends_others(function: FunctionFacts) -> bool:
     """Return whether a function that sends requests is unlikely to send those of a handler for inference."""
     named = _SENDS_OTHERS.search(function.name) or _SENDS_OTHERS.search(function.class_name)
@@ -480,16 +503,6 @@ _LOOPS = frozenset({"get_running_loop", "get_event_loop", "is_running", "submit"
 def _knows_loops(function: FunctionFacts) -> bool:
     """Return whether a function asks whether a loop runs, or uses a thread then; nest_asyncio.apply() allows several."""
     return any(_last(call.ref) in _LOOPS for call in function.calls) or bool(function.spawns)
-
-
-def _aliases(facts: FileFacts, function: FunctionFacts, name: str) -> Iterator[str]:
-    """Yield what a called name may stand for: `run = service.ask; run(text)`, a parameter's default, or one of a dictionary."""
-    for ref in (name, *function.assigned.get(name, ()), function.parameters.get(name, "")):
-        held = ref.removesuffix("[]").removesuffix(".get()")
-        if held != ref:
-            yield from function.assigned.get(held + "[]", ()) or facts.functions[0].assigned.get(held + "[]", ())
-        elif ref != name and ref and ref[-1] not in ")]":
-            yield ref
 
 
 def _last(ref: str) -> str:

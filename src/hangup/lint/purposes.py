@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 # It tries out whether a model or a key works, with a prompt of a word or two.
 _CHECKS = re.compile(
@@ -69,12 +70,14 @@ _OLD_COPY = re.compile(r"(^|[/_.-])(back_?ups?|bak|old|archived?|deprecated|orig
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
+@cache
 def is_no_answer(name: str) -> bool:
     """Return whether a function with this name generates no text for a client."""
     words = _CAMEL.sub("_", name)
     return any(pattern.search(words) is not None for pattern in (_CHECKS, _MEDIA, _BATCHES))
 
 
+@cache
 def only_labels(name: str, class_name: str) -> bool:
     """Return whether a function, or a method of a class, classifies what it is given."""
     return _LABELS.search(f"{_CAMEL.sub('_', class_name)}.{name}" if class_name else name) is not None

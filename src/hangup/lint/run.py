@@ -5,14 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache as cache_results
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 from hangup.errors import ConfigError
 from hangup.lint import scan
@@ -24,13 +21,11 @@ from hangup.lint.finding import Finding
 from hangup.lint.hints import IGNORES
 from hangup.lint.reach import ImportedFiles
 from hangup.lint.settings import EXCLUDED, NOT_SERVED, LintSettings, SettingsTree
+from hangup.lint.workers import Workers
 
-PARALLEL_FROM_FILES = 64  # with fewer files, the work is done before a second process has started
-FILES_PER_TASK = 32
 CONTEXT_FILES_MAX = 5000  # a named file is judged with the rest of its project, unless that is larger
 
 Version = tuple[int, int]
-T = TypeVar("T")
 Error = tuple[int, int, str]  # line, column and reason
 Parsed = tuple[str, Error | None]  # facts as JSON, or the error
 
@@ -77,9 +72,10 @@ def _lint(
     given: tuple[Path, bytes] | None,
 ) -> Report:
     """Read what is worth it of `paths`, or was named, and judge what is wanted."""
-    entries, cached = _scan_all(paths, target, cache, given)
-    files = _files(entries, wanted, named, target, cache, given)
-    all_found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
+    with Workers() as workers:
+        entries, cached = _scan_all(paths, cache, given, workers)
+        files = _files(entries, wanted, named, target, cache, given, workers)
+        all_found = lint_facts(files, lambda path: tree.for_file(Path(path)).codes_for(Path(path)), wanted)
     cache.save()
     found = [f for f in all_found if tree.for_file(Path(f.path)).reports(f.certainty)]
     report = Report(found, len(wanted), len(files.read), cached, len(all_found) - len(found))
@@ -96,7 +92,7 @@ def _lint(
 
 
 def _scan_all(
-    paths: list[str], target: Version, cache: Cache, given: tuple[Path, bytes] | None
+    paths: list[str], cache: Cache, given: tuple[Path, bytes] | None, workers: Workers
 ) -> tuple[dict[str, FileEntry], int]:
     """Return what is known of each file without parsing it, and how many the cache knew."""
     entries = {path: entry for path in paths if (entry := cache.get(path)) is not None}
@@ -104,10 +100,9 @@ def _scan_all(
     if given is not None:
         entries[str(given[0])] = _entry(given[1], str(given[0]), (0, 0))
     missing = [path for path in paths if path not in entries]
-    with _pool(len(missing)) as spread:
-        for path, entry in spread(_scan_some, missing, target):
-            entries[path] = entry
-            cache.put(path, entry)
+    for path, entry in workers.map(_scan_some, missing):
+        entries[path] = entry
+        cache.put(path, entry)
     return entries, known
 
 
@@ -118,6 +113,7 @@ def _files(
     target: Version,
     cache: Cache,
     given: tuple[Path, bytes] | None,
+    workers: Workers,
 ) -> SourceFiles:
     """Return the files that matter; those that may hold inference are read at once."""
     said = {path: entry.says for path, entry in entries.items()}
@@ -125,68 +121,47 @@ def _files(
     ignoring = {path for path in wanted if said[path] & IGNORES}
     first = sorted(choice.first(said) | named | ignoring)
     contents = {str(given[0]): given[1]} if given is not None else {}
-    unparsed = [path for path in first if not entries[path].facts and entries[path].error is None and path not in contents]
-    with _pool(len(unparsed)) as spread:
-        if spread.pool is not None:
-            for path, parsed in spread(_parse_some, unparsed, target):
+    defined = frozenset(name for path in choice.matter.union(first) for name in entries[path].defines.split())
+
+    def read_ahead(paths: list[str]) -> None:
+        unparsed = [path for path in paths if not entries[path].facts and entries[path].error is None and path not in contents]
+        if workers.are_worth(len(unparsed)):
+            for path, parsed in workers.map(_parse_some, unparsed, target, defined):
                 entries[path].facts, entries[path].error = parsed
                 cache.changed = True
 
     def reader(path: str) -> FileFacts | None:
         entry = entries[path]
         if entry.facts:
-            return from_json(json.loads(entry.facts))
+            facts = from_json(json.loads(entry.facts))
+            if defined.isdisjoint(facts.passed_over):  # which depends on other files
+                return facts
         if entry.error is not None:
             return None
-        found, entry.error = _facts(contents.get(path) or _bytes(path), target)
+        found, entry.error = _facts(contents.get(path) or _bytes(path), target, defined)
         if cache.file is not None and found is not None and path not in contents:
             entry.facts = _as_json(found)  # before the project adds to them what it knows from other files
         cache.changed = True
         return found
 
+    read_ahead(first)
     read = {path: facts for path in first if (facts := reader(path)) is not None}
     unread = choice.matter.difference(first)
     harmless = entries.keys() - choice.matter - read.keys()
     text = cache_results(lambda path: contents[path] if path in contents else _bytes(path))
-    return SourceFiles(read, entries, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text))
+    together = read_ahead if workers.are_several else None
+    return SourceFiles(read, entries, unread, reader, text, choice.below, harmless, ImportedFiles(entries, text), together)
 
 
-@contextmanager
-def _pool(work: int) -> Iterator[_Spread]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores == 1 or work < PARALLEL_FROM_FILES:
-        yield _Spread(None)
-        return
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        yield _Spread(pool)
-
-
-class _Spread:
-    """Runs a function over many files, in the processes of a pool or here."""
-
-    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
-        self.pool = pool
-
-    def __call__(
-        self, function: Callable[[list[str], Version], list[tuple[str, T]]], paths: list[str], target: Version
-    ) -> Iterator[tuple[str, T]]:
-        if self.pool is None or len(paths) < PARALLEL_FROM_FILES:
-            yield from function(paths, target)
-            return
-        parts = [paths[i : i + FILES_PER_TASK] for i in range(0, len(paths), FILES_PER_TASK)]
-        for rows in self.pool.map(function, parts, [target] * len(parts)):
-            yield from rows
-
-
-def _scan_some(paths: list[str], _target: Version) -> list[tuple[str, FileEntry]]:
+def _scan_some(paths: list[str]) -> list[tuple[str, FileEntry]]:
     """Read files without parsing them: most are not worth it."""
     with _collector_off():
         return [(path, _scan(path)) for path in paths]
 
 
-def _parse_some(paths: list[str], target: Version) -> list[tuple[str, Parsed]]:
+def _parse_some(paths: list[str], target: Version, defined: frozenset[str]) -> list[tuple[str, Parsed]]:
     with _collector_off():
-        return [(path, _parsed(path, target)) for path in paths]
+        return [(path, _parsed(path, target, defined)) for path in paths]
 
 
 def _scan(path: str) -> FileEntry:
@@ -202,18 +177,18 @@ def _bytes(path: str) -> bytes:
 def _entry(data: bytes, path: str, stamp: Stamp) -> FileEntry:
     words = scan.words_of(data)
     imported, roots = scan.imports(data, path)
-    return FileEntry(stamp, scan.says(data, words, roots), imported, as_words(words))
+    return FileEntry(stamp, scan.says(data, words, roots), imported, as_words(words), " ".join(scan.defined_in(data)))
 
 
-def _parsed(path: str, target: Version) -> Parsed:
+def _parsed(path: str, target: Version, defined: frozenset[str]) -> Parsed:
     """Return the facts of a file as JSON, or why it cannot be parsed."""
-    facts, error = _facts(_bytes(path), target)
+    facts, error = _facts(_bytes(path), target, defined)
     return _as_json(facts) if facts is not None else "", error
 
 
-def _facts(data: bytes, target: Version) -> tuple[FileFacts | None, Error | None]:
+def _facts(data: bytes, target: Version, defined: frozenset[str]) -> tuple[FileFacts | None, Error | None]:
     try:
-        return read_facts(data, target), None
+        return read_facts(data, target, defined), None
     except Unreadable as error:
         return None, (error.place[0], error.place[1], error.reason)
 
@@ -267,12 +242,14 @@ def _relative(folder: Path) -> Path:
 
 
 def _walk(folder: Path, tree: SettingsTree) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        settings = tree.of(Path(place))
-        folders[:] = sorted(f for f in folders if not _is_left_out(f, settings) and not settings.excludes(Path(place, f)))
-        for name in sorted(names):
+    top, resolved = len(str(folder)), os.path.realpath(folder)
+    for place, folders, names in os.walk(folder):  # which follows no links
+        settings = tree.of(Path(place), resolved + place[top:])
+        kept = (f for f in folders if not _is_left_out(f, settings))
+        folders[:] = sorted(f for f in kept if not settings.exclude or not settings.excludes(Path(place, f)))
+        for name in sorted(name for name in names if name.endswith(".py") and not _is_left_out(name, settings)):
             path = Path(place, name)
-            if name.endswith(".py") and not _is_left_out(name, settings) and not settings.excludes(path) and path.is_file():
+            if not settings.excludes(path) and path.is_file():
                 yield path
 
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
+from unicodedata import normalize
 
 from hangup.lint import hints
 from hangup.lint.hints import APPLICATION, BASES, FORWARDS, IGNORES, INFERENCE, MAKES, ROUTES, SERVING, USES
@@ -40,12 +41,19 @@ _ROUTE = re.compile(
     rb"|generateContent[^\"'\n]*|worker_generate\w*)/?[\"']",
     re.I,
 )
+_DEF = re.compile(rb"(?:def[\s\\]+|class[ \t]+(?=\w+\())([\w\x80-\xff]+)")
 _IDENTIFIERS = bytes(c if c >= 128 or chr(c).isalnum() or c == ord("_") else 32 for c in range(256))
 
 
 def words_of(data: bytes) -> frozenset[bytes]:
     """Return all names in a file, with the words of its comments and strings."""
     return frozenset(data.translate(_IDENTIFIERS).split())
+
+
+def defined_in(data: bytes) -> Iterable[str]:
+    """Return the names of all functions in a file, of its classes that have a base, and maybe others."""
+    names = set(_DEF.findall(data))
+    return (name.decode() if name.isascii() else normalize("NFKC", name.decode("utf-8", "replace")) for name in names)
 
 
 def says(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:

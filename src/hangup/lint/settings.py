@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -55,6 +55,7 @@ class LintSettings:
     baseline: Path | None = None
     root: Path = Path()
     in_project: bool = False  # `root` is that of a project: it has a pyproject.toml or a .git
+    is_written: bool = False  # in a pyproject.toml, at `root`
 
     def codes(self) -> frozenset[str]:
         return _chosen(self.select, self.extend_select, self.ignore)
@@ -89,14 +90,36 @@ class SettingsTree:
         self.fixed = change(fixed) if fixed is not None else None
         self.change = change
         self.found: dict[Path, LintSettings] = {}
+        self._nearest: dict[str, LintSettings] = {}  # resolved folder -> its settings, before they are changed
 
-    def of(self, folder: Path) -> LintSettings:
+    def of(self, folder: Path, resolved: str = "") -> LintSettings:
+        """Return the settings of a folder; `resolved` is its path without links, if that is known."""
         if self.fixed is not None:
             return self.fixed
         settings = self.found.get(folder)
         if settings is None:
-            settings = self.found[folder] = self.change(find_settings(folder))
+            settings = self.found[folder] = self.change(self._find(resolved or os.path.realpath(folder)))
         return settings
+
+    def _find(self, folder: str) -> LintSettings:
+        """Return the settings of the nearest pyproject.toml, here or in a parent directory, that has any."""
+        known = self._nearest.get(folder)
+        if known is None:
+            known = self._nearest[folder] = self._read(folder)
+        return known
+
+    def _read(self, folder: str) -> LintSettings:
+        path = f"{folder}/pyproject.toml"
+        is_root = os.path.isfile(path)  # noqa: PTH113 - called for every folder, and a fraction of the time of Path
+        values = _values(Path(path)) if is_root else None
+        if values is not None:
+            return _settings(Path(path), values)
+        is_root = is_root or os.path.exists(f"{folder}/.git")  # noqa: PTH110 - likewise
+        parent = os.path.dirname(folder)  # noqa: PTH120 - likewise
+        above = self._find(parent) if parent != folder else LintSettings()
+        if above.is_written or (above.in_project and not is_root):
+            return above
+        return LintSettings(root=Path(folder), in_project=is_root)
 
     def for_file(self, path: Path) -> LintSettings:
         return self.of(path.parent)
@@ -132,27 +155,13 @@ def _chosen(select: tuple[str, ...], extend: tuple[str, ...], ignore: tuple[str,
     return ((expand(select) if select else DEFAULT) | expand(extend)) - expand(ignore)
 
 
-def find_settings(start: Path) -> LintSettings:
-    """Return the settings of the nearest pyproject.toml, here or in a parent directory, that has any."""
-    here = start.resolve()
-    root: Path | None = None
-    for folder in [here, *here.parents]:
-        path = folder / "pyproject.toml"
-        if path.is_file():
-            root = root or folder
-            values = _values(path)
-            if values is not None:
-                return _settings(path, values)
-        elif (folder / ".git").exists():
-            root = root or folder
-    return LintSettings(root=root or here, in_project=root is not None)
-
-
 def read_settings(path: Path) -> LintSettings:
     return _settings(path, _values(path) or {})
 
 
 def _values(path: Path) -> dict[str, Any] | None:
+    import tomllib  # noqa: PLC0415 - takes time to load, which without a pyproject.toml nobody needs
+
     try:
         found = tomllib.loads(path.read_text()).get("tool", {}).get("hangup", {}).get("lint")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -189,6 +198,7 @@ def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
         baseline=path.parent / values["baseline"] if values.get("baseline") else None,
         root=path.parent,
         in_project=True,
+        is_written=True,
     )
     settings.codes()
     for ignored in settings.per_file_ignores.values():

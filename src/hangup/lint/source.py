@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
+from ast import Attribute, Name
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from hangup.lint.walking import children, walk
 
@@ -172,14 +174,17 @@ class Module:
 
     def dotted(self, node: ast.AST | None) -> str:
         """Return `a.b.c` for a name or an attribute, imports resolved; skip calls and subscripts in between."""
+        if isinstance(node, Name):
+            return self.imports.get(node.id, node.id)
         parts: list[str] = []
         while True:
-            if isinstance(node, ast.Attribute):
+            if isinstance(node, Attribute):
                 parts.append(node.attr)
                 node = node.value
-            elif isinstance(node, ast.Name):
+            elif isinstance(node, Name):
                 parts.append(self.imports.get(node.id, node.id))
-                return ".".join(reversed(parts))
+                parts.reverse()
+                return ".".join(parts)
             elif isinstance(node, ast.Call):
                 node = node.func
             elif isinstance(node, (ast.Subscript, ast.Await)):
@@ -244,7 +249,7 @@ def _items(argument: ast.expr) -> list[ast.expr]:
 def _is_awaited_by_name(site: Site) -> bool:
     """Return whether a call makes what is awaited later: `notes = ask()`, `await notes`."""
     statement = site.statement
-    if not isinstance(statement, ast.Assign) or statement.value is not site.node or not site.function.awaited:
+    if not isinstance(statement, ast.Assign) or statement.value is not site.node:
         return False
     target = statement.targets[0]
     return isinstance(target, ast.Name) and target.id in site.function.awaited
@@ -271,8 +276,10 @@ class _Walk:
         top = self.module.top
         self.block(self.module.tree.body, Frame(self.module.tree, "body", None, top), "")
         unsure = "isawaitable" in self.module.text or "iscoroutine" in self.module.text  # who asks may have no coroutine
+        awaited = self.awaited
         for site in self.module.calls():
-            site.awaited = id(site.node) in self.awaited or (not unsure and _is_awaited_by_name(site))
+            if id(site.node) in awaited or (site.frame.function.awaited and not unsure and _is_awaited_by_name(site)):
+                site.awaited = True
 
     def block(self, body: list[ast.stmt], frame: Frame, class_name: str) -> bool:
         """Walk statements; return whether they always leave the block. What follows then is never run, and is dropped."""
@@ -293,14 +300,16 @@ class _Walk:
 
     def statement(self, node: ast.stmt, frame: Frame, class_name: str) -> bool:
         """Walk a statement; return whether it always leaves the block that it is in."""
-        if node.__class__ is ast.Expr:  # by far the most
-            self.expression(node.value, frame, node)
+        kind = node.__class__
+        if kind is ast.Expr:  # by far the most
+            self.expression(node.value, frame, node)  # type: ignore[attr-defined]
+            return False
+        if kind is ast.Assign:
+            self.expression(node.value, frame, node)  # type: ignore[attr-defined]
+            for target in node.targets:  # type: ignore[attr-defined]
+                self.assign(target, node.value, frame, class_name)  # type: ignore[attr-defined]
             return False
         match node:  # the most common first
-            case ast.Assign():
-                self.expression(node.value, frame, node)
-                for target in node.targets:
-                    self.assign(target, node.value, frame, class_name)
             case ast.If():
                 self.expression(node.test, frame, node)
                 leaves = self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
@@ -440,42 +449,41 @@ class _Walk:
 
     def expression(self, root: ast.AST, frame: Frame, statement: ast.stmt) -> None:
         """Record the names, calls, awaits and yields below `root`."""
-        stack: list[ast.AST] = [root]
+        if root.__class__ is ast.Constant:
+            return
+        module, function = self.module, frame.function
+        stack: list[Any] = [root]
         used: set[str] = set()
-        names, bound = self.module.names[id(statement)], frame.function.bound
+        names, bound = module.names[id(statement)], function.bound
         while stack:
             node = stack.pop()
-            kind = type(node)
-            if kind is ast.Name:
-                (used if node.ctx.__class__ is ast.Load else bound).add(node.id)  # type: ignore[attr-defined]
+            kind = node.__class__
+            if kind is Name:
+                (used if node.ctx.__class__ is ast.Load else bound).add(node.id)
+            elif kind is ast.Constant:
                 continue
-            if kind is ast.Constant:
-                continue
-            if kind is ast.Attribute:
-                owner = node.value  # type: ignore[attr-defined]
-                if owner.__class__ is ast.Name and owner.id == "self":
-                    names.add("self." + node.attr)  # type: ignore[attr-defined]
+            elif kind is Attribute:
+                owner = node.value
+                if owner.__class__ is Name and owner.id == "self":
+                    names.add("self." + node.attr)
                 stack.append(owner)
-                continue
-            if kind is ast.Call:
-                assert isinstance(node, ast.Call)
-                site = Site(node, self.module.dotted(node.func), frame, statement)
-                frame.function.calls.append(site)
-                self.module._sites[id(node)] = site  # noqa: SLF001 - the walk fills the module
-                stack.append(node.func)
-                stack.extend(node.args)
-                stack.extend([k.value for k in node.keywords])
-                continue
-            if kind is ast.Await:
-                assert isinstance(node, ast.Await)
-                self.awaited.add(id(node.value))
-                frame.function.awaited.update(_awaited_names(node.value))
-            elif kind is ast.Yield or kind is ast.YieldFrom:
-                frame.function.yields.append(frame)
+            elif kind is ast.Call:
+                called = node.func
+                site = Site(node, module.dotted(called), frame, statement)
+                function.calls.append(site)
+                module._sites[id(node)] = site  # noqa: SLF001 - the walk fills the module
+                stack.append(called)
+                stack += node.args
+                if node.keywords:
+                    stack += [k.value for k in node.keywords]
             elif kind is ast.Lambda:
-                assert isinstance(node, ast.Lambda)
                 self.expression(node.body, self.enter(node, frame, ""), statement)
-                continue
-            stack.extend(children(node))
-        frame.function.used |= used
+            else:
+                if kind is ast.Await:
+                    self.awaited.add(id(node.value))
+                    function.awaited.update(_awaited_names(node.value))
+                elif kind is ast.Yield or kind is ast.YieldFrom:
+                    function.yields.append(frame)
+                stack += children(node)
+        function.used |= used
         names |= used

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from ast import Attribute, Call, Constant, Name
 
 from hangup.lint.facts import Place
 
@@ -18,15 +19,20 @@ _CONTAINERS = frozenset(
 
 def reference(node: ast.AST | None) -> str:
     """Return `a.b`, `a.b()` or `a[].b` for names, calls and subscripts; "" for anything else."""
+    if isinstance(node, Constant):
+        return ""
     parts: list[str] = []
     while True:
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, Attribute):
             parts.append("." + node.attr)
             node = node.value
-        elif isinstance(node, ast.Name):
+        elif isinstance(node, Name):
+            if not parts:
+                return node.id
             parts.append(node.id)
-            return "".join(reversed(parts))
-        elif isinstance(node, ast.Call):
+            parts.reverse()
+            return "".join(parts)
+        elif isinstance(node, Call):
             parts.append("()")
             node = node.func
         elif isinstance(node, ast.Subscript):

@@ -6,7 +6,7 @@ Only what is certain counts: the call can mean no other function, and no decorat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import PurePath
 
 from hangup.lint.facts import CallFacts, FileFacts
@@ -19,6 +19,7 @@ _OWNER = re.compile(
     r"""(\w+)(?:\.|\s*,\s*["']|\[["'])\Z"""
 )  # whatever a name is set on: `module.`, `setattr(module, "`, `module["`
 _SETS = re.compile(r"""["']|[ \t]*(?::[^=\n]+)?=(?!=)""")
+_BEFORE = frozenset(".\"'")
 OWNER_MAX = 80  # characters of a name
 
 
@@ -41,9 +42,9 @@ class Unmade:
         file = PurePath(path)
         module = file.parent.name if file.stem == "__init__" else file.stem
         for where, text in self._names.source.naming_beside(name, (module, "builtins", "__builtins__")):
-            for found in re.finditer(name, text) if where != path else ():
-                owner = _OWNER.search(text, max(0, found.start() - OWNER_MAX), found.start())
-                if owner is None or not _SETS.match(text, found.end()):
+            for place in _attributes(name, text) if where != path else ():
+                owner = _OWNER.search(text, max(0, place - OWNER_MAX), place)
+                if owner is None or not _SETS.match(text, place + len(name)):
                     continue
                 if owner[1] in {module, "builtins", "__builtins__", "__dict__"} or f"{module} as {owner[1]}" in text:
                     return True
@@ -96,3 +97,12 @@ class Unmade:
             if parent is not None and parent.kind == "class":
                 found |= self._above(parent.path, parent.name, depth - 1)
         return found
+
+
+def _attributes(name: str, text: str) -> Iterator[int]:
+    """Yield the places of a name in a text that come after a dot or a quote."""
+    place = text.find(name)
+    while place >= 0:
+        if text[place - 1 : place] in _BEFORE:
+            yield place
+        place = text.find(name, place + len(name))
