@@ -73,17 +73,24 @@ class Chosen:
         declared = self._names.classes[path].get(owner)
         if declared is None or not declared.bases:
             return False  # what stands in for it has a base in common with it
+        if self._made(path, owner) is None:  # as most: the files that were read make it
+            return False
         self._names.source.read_users(owner, method=False)
-        made = []
+        made = self._made(path, owner)
+        calls = self._constructed.calls(owner, path, any_base=True) if made else None
+        return calls is not None and len(calls) == made
+
+    def _made(self, path: str, owner: str) -> int | None:
+        """Return how many calls of the files that were read make a class; None if one of them is made by default."""
+        made = 0
         for caller, index in self._callers(owner):
             call = self._names.function(caller).calls[index]
             value = self._names.find(*caller, call.ref)
             if value is not None and (value.kind, value.path, value.name) == ("class", path, owner):
                 if not self._is_off(call, caller[0]):
-                    return False
-                made.append(call)
-        calls = self._constructed.calls(owner, path, any_base=True) if made else None
-        return calls is not None and len(calls) == len(made)
+                    return None
+                made += 1
+        return made
 
     def _is_off(self, call: CallFacts, path: str) -> bool:
         return any(self._defaults.rules_out(_not_given(switch), path) for switch in call.switches)

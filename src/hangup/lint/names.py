@@ -189,8 +189,10 @@ class Names:
         package = self.package_of(path)
         if not package or package == path or depth <= 0:
             return None
-        hiding = rf"from\s+[\w.]*\.{module}\s+import\s+(?:\([^)]*|[^\n#]*)\b{module}\b"
-        if re.search(hiding, self.source.text(package)) is None:
+        text = self.source.text(package)
+        if f"{module} import" not in text:  # which is found much faster than the pattern
+            return None
+        if re.search(rf"from\s+[\w.]*\.{module}\s+import\s+(?:\([^)]*|[^\n#]*)\b{module}\b", text) is None:
             return None
         return self.attribute(Value("module", path), module, depth - 1)
 
