@@ -34,6 +34,9 @@ PARTS = (
     "twentieth",
     "twenty-first",
     "twenty-second",
+    "twenty-third",
+    "twenty-fourth",
+    "twenty-fifth",
 )  # in the order of time
 
 
