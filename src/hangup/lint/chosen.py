@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cached_property
 
 from hangup.lint.constructed import Constructed
 from hangup.lint.defaults import Defaults, is_settings_file
@@ -39,15 +40,18 @@ class Chosen:
         self._callers = callers
         self._constructed = Constructed(names.source.naming)
         self._known: dict[tuple[str, str], bool] = {}
-        self._stand_ins: list[str] | None = None
 
     def may_stand_in(self, path: str) -> bool:
         """Return whether the settings of a file's application say that something stands in for the model by default."""
+        folder = _folder(self._names.source.inside(path))
+        return any(_folder(file) in {"", folder} for file in self._stand_ins)
+
+    @cached_property
+    def _stand_ins(self) -> list[str]:
+        """Return the files of settings that name something in place of the model."""
         source = self._names.source
-        if self._stand_ins is None:
-            files = ((file, source.inside(file)) for file in source.all_paths())
-            self._stand_ins = [file for full, file in files if is_settings_file(file) and _SETTING.search(source.text(full))]
-        return any(_folder(file) in {"", _folder(source.inside(path))} for file in self._stand_ins)
+        files = ((file, source.inside(file)) for file in source.all_paths())
+        return [file for full, file in files if is_settings_file(file) and _SETTING.search(source.text(full))]
 
     def is_unchosen(self, method: Key) -> bool:
         """Return whether the class of a method is not made by default, nor another one with the same base and method."""

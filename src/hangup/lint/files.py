@@ -39,8 +39,7 @@ class SourceFiles:
     ) -> None:
         """`entries` are those of all files; `reader` returns None if a file cannot be parsed; `below` are the files below a
         handler whose path is one of inference, `harmless` those that lead to none; `reach` knows which of them an application
-        imports; `read_ahead` is given files that the reader will be asked for, to parse them together, if
-        that is faster.
+        imports; `read_ahead` is given files that the reader will be asked for, to parse them together, if that is faster.
         """
         self.read = dict(read)
         self._entries = entries or {}
@@ -92,8 +91,8 @@ class SourceFiles:
     def read_users(
         self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
     ) -> None:
-        """Read the files that may call a function or a method; what is given is what `users` is given."""
-        if self._is_new(name, method, below, frozenset(beside), frozenset(like)):
+        """Read the files that may call a function or a method, as `_users` finds them."""
+        if self._note_question(name, method, below, frozenset(beside), frozenset(like)):
             for path in self._users(name, method=method, below=below, beside=beside, like=like):
                 self.has(path)
 
@@ -124,7 +123,7 @@ class SourceFiles:
 
     def read_definers(self, name: str) -> None:
         """Read the files that define a function or a method with this name."""
-        if not self._is_new(name):
+        if not self._note_question(name):
             return
         definition = b"def " + name.encode()
         for path in [path for path in self._with_function(name) if path in self._unread]:
@@ -177,8 +176,8 @@ class SourceFiles:
             self._by_function = _index((path, self._entries[path].defines) for path in sorted(self._entries))
         return self._by_function.get(name, [])
 
-    def _is_new(self, *question: Hashable) -> bool:
-        """Return whether something is asked for the first time."""
+    def _note_question(self, *question: Hashable) -> bool:
+        """Note what is asked for; return whether it is the first time."""
         if question in self._asked:
             return False
         self._asked.add(question)

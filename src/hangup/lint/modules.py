@@ -163,3 +163,10 @@ def parts_of(name: str) -> Parts:
 def shared(one: Parts, other: Parts) -> int:
     """Return how many folders two paths share."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def hides_module(package: str, module: str) -> bool:
+    """Return whether the text of a package imports an object from its module that has the module's name."""
+    if f"{module} import" not in package:  # which is found much faster than the pattern
+        return False
+    return re.search(rf"from\s+[\w.]*\.{module}\s+import\s+(?:\([^)]*|[^\n#]*)\b{module}\b", package) is not None

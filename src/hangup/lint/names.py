@@ -10,12 +10,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import PurePath
 
 from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
 from hangup.lint.files import SourceFiles
-from hangup.lint.modules import Modules, Roots, lacks_method, shared
+from hangup.lint.modules import Modules, Roots, hides_module, lacks_method, shared
+from hangup.lint.text import words_in
 
 Key = tuple[str, int]  # a function: path of the file, number in it
 MANY = 64  # methods with one name, above which the name says nothing
@@ -187,12 +188,7 @@ class Names:
     def _in_package(self, path: str, module: str, depth: int) -> Value | None:
         """Return what a package has in place of its module: `from .rag import rag` in it hides the module `rag`."""
         package = self.package_of(path)
-        if not package or package == path or depth <= 0:
-            return None
-        text = self.source.text(package)
-        if f"{module} import" not in text:  # which is found much faster than the pattern
-            return None
-        if re.search(rf"from\s+[\w.]*\.{module}\s+import\s+(?:\([^)]*|[^\n#]*)\b{module}\b", text) is None:
+        if not package or package == path or depth <= 0 or not hides_module(self.source.text(package), module):
             return None
         return self.attribute(Value("module", path), module, depth - 1)
 
@@ -499,14 +495,3 @@ def looked_up(segments: list[str]) -> bool:
 _OF_NO_TYPE = frozenset({"typing", "typing_extensions", "collections"})  # Dict, Any: what they hold may be anything
 _CARRIERS = frozenset({"flask.g", "flask.current_app", "quart.g", "quart.current_app"})  # they hold what the project puts there
 _FOLDERS_OF_SERVICES = frozenset({"services", "microservices"})  # each of them an application
-
-
-_FILLERS = frozenset(
-    {"", "self", "service", "client", "manager", "handler", "base", "the", "app", "state", "request", "instance", "get"}
-)
-
-
-@cache
-def words_in(name: str) -> frozenset[str]:
-    last = re.sub(r"\(\)|\[\]", "", name).rpartition(".")[2]
-    return frozenset(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS

@@ -6,7 +6,6 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hangup.lint.broken import Broken
 from hangup.lint.called import called_names
@@ -15,11 +14,12 @@ from hangup.lint.defaults import Defaults
 from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
 from hangup.lint.failing import drop_unreached
 from hangup.lint.files import SourceFiles
+from hangup.lint.following import question, sends_others
 from hangup.lint.graphs import Graphs
 from hangup.lint.guards import ALWAYS, Needs, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.included import Included
-from hangup.lint.names import ANYONES, Key, Names, words_in
+from hangup.lint.names import Key, Names
 from hangup.lint.purposes import is_no_answer, only_labels
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
 from hangup.lint.undeclared import Undeclared
@@ -135,7 +135,7 @@ class Project:
     def read_users(self, function: FunctionFacts, *, below: bool = False, beside: Collection[str] = ()) -> None:
         """Read the files that may call a function: none but its own if it is inside another one."""
         if function.outer <= 0 or function.class_name:
-            self.source.read_users(**_question(function, below=below), beside=beside)
+            self.source.read_users(**question(function, below=below), beside=beside)
 
     def callers(self, name: str) -> list[tuple[Key, int]]:
         """Return the calls of something with this name."""
@@ -225,7 +225,7 @@ class Project:
         """Parse the files together that may call these functions."""
         followed = {key for key in fresh if key not in ahead and self._is_followed(key)}
         functions = [(self.function(key), self.runs[key].forwards) for key in sorted(followed)]
-        self.source.look_ahead(_question(f, below=forwards) for f, forwards in functions if f.outer <= 0 or f.class_name)
+        self.source.look_ahead(question(f, below=forwards) for f, forwards in functions if f.outer <= 0 or f.class_name)
         ahead.update(fresh)
 
     def _is_followed(self, key: Key) -> bool:
@@ -233,7 +233,7 @@ class Project:
         function = self.function(key)
         if function.watches or function.name in {"__call__", "__init__"}:
             return False
-        return not is_no_answer(function.name) and not (self.runs[key].forwards and _sends_others(function))
+        return not is_no_answer(function.name) and not (self.runs[key].forwards and sends_others(function))
 
     def _mark_file(self, path: str, fresh: deque[Key]) -> None:
         """Mark the functions of a file that make direct calls."""
@@ -464,26 +464,6 @@ class Project:
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
             passed = runs.passed and not spawn.lost
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False, passed=passed), fresh)
-
-
-# A function with such a name sends requests, but not for a generation.
-_SENDS_OTHERS = re.compile(
-    r"embed|search|rerank|index|ingest|upload|download|load|crawl|scrape|token|auth|login|sign|notif|email|mail|webhook|health|ping|^open$"
-    r"|alert|discord|slack|telegram|whatsapp|sms|audit|metric|telemetry|billing|payment|invoice",
-    re.I,
-)
-
-
-def _question(function: FunctionFacts, *, below: bool) -> dict[str, Any]:
-    """Return how to ask for the files that may call a function."""
-    like = words_in(function.class_name) if function.class_name and function.name in ANYONES else ()
-    return {"name": function.name, "method": bool(function.class_name), "below": below, "like": like}
-
-
-def _sends_others(function: FunctionFacts) -> bool:
-    """Return whether a function that sends requests is unlikely to send those of a handler for inference."""
-    named = _SENDS_OTHERS.search(function.name) or _SENDS_OTHERS.search(function.class_name)
-    return named is not None or (bool(function.class_name) and function.name in ANYONES)
 
 
 def _rank(runs: Runs) -> int:

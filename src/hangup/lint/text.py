@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from ast import Attribute, Call, Constant, Name
+from functools import cache
 
 from hangup.lint.facts import Place
 
@@ -71,3 +73,15 @@ def places(node: ast.AST) -> Place:
     body = getattr(node, "body", None)
     comment = max(line, int(body[0].lineno) - 1) if isinstance(body, list) and body else last
     return line, getattr(node, "col_offset", 0) + 1, last, comment
+
+
+_FILLERS = frozenset(
+    {"", "self", "service", "client", "manager", "handler", "base", "the", "app", "state", "request", "instance", "get"}
+)
+
+
+@cache
+def words_in(name: str) -> frozenset[str]:
+    """Return the words of a reference's last part that say something: {"rag", "query"} for self.rag_query_service."""
+    last = re.sub(r"\(\)|\[\]", "", name).rpartition(".")[2]
+    return frozenset(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS
