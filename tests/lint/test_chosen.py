@@ -76,6 +76,11 @@ def test_a_class_that_is_made_only_with_another_setting_runs_nothing(tmp_path: P
     assert found(tmp_path, default) == []
 
 
+def test_where_a_project_lies_does_not_make_its_files_settings(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    assert found(tmp_path / "config") == []
+
+
 def test_the_class_that_is_made_by_default_runs_its_model(tmp_path: Path) -> None:
     assert found(tmp_path, '"openai"') == ["HU004 certain"]
 

@@ -33,10 +33,15 @@ Values = Mapping[str, ast.expr]
 
 class Defaults:
     def __init__(
-        self, naming: Callable[[str], Iterable[tuple[str, str]]], defining: Callable[[str], Mapping[str, str]]
+        self,
+        naming: Callable[[str], Iterable[tuple[str, str]]],
+        defining: Callable[[str], Mapping[str, str]],
+        inside: Callable[[str], str],
     ) -> None:
-        """`naming` returns the files that have a word, with their texts; `defining` those that define a function."""
+        """`naming` returns the files that have a word, with their texts; `defining` those that define a function; `inside` a
+        path without what is above the project."""
         self._naming = naming
+        self._inside = inside
         self._defining = defining
         self._constructed = constructed.Constructed(naming)
         self._conditions: dict[tuple[str, str], bool] = {}
@@ -75,7 +80,7 @@ class Defaults:
         on = own = False
         texts = sorted(self._naming(name), key=lambda file: file[0] != path)
         # Requests and tables may have fields of that name as well.
-        settings = {where for where, text in texts if _declares(name, where, text)} if setting else set()
+        settings = {where for where, text in texts if _declares(name, self._inside(where), text)} if setting else set()
         for where, text in texts:
             for place in _places(name, text):
                 end = place + len(name)

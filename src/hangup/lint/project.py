@@ -76,7 +76,7 @@ class Project:
         self.source = source
         self.files = source.read
         self.names = Names(source)
-        self.defaults = Defaults(source.naming, source.defining)
+        self.defaults = Defaults(source.naming, source.defining, source.inside)
         self.served = Served(self)
         self._broken = Broken(self.names, source.text)
         self._unmade = Unmade(self.names)
