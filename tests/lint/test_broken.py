@@ -72,7 +72,9 @@ def test_a_class_of_another_package_is_not_judged_by_one_of_the_project(tmp_path
         ("from .agent import Agent", 1),
         ("from .agent import Agent, client", 1),
         ("from .agent import Agent\ntry:\n    from .agent import Missing\nexcept ImportError:\n    pass", 1),
-        ("from .agent import Agent\nfrom .elsewhere import Missing", 1),
+        ("from .agent import Agent\nfrom .elsewhere import Missing", 0),
+        ("from .agent import Agent\nfrom .secrets import Missing", 1),
+        ('"""\nfrom .agent import Missing\n"""\nfrom .agent import Agent', 1),
         ("from .agent import Agent\nfrom . import agent as module", 1),
     ],
 )

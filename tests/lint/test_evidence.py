@@ -354,3 +354,40 @@ def test_a_long_way_to_the_model_or_one_with_branches_is_only_likely(count: int,
 def test_a_place_that_blocks_needs_a_shorter_way(count: int, branches: int, level: str) -> None:
     source = steps(count, branches, call="blocking.chat.completions.create(model='m', messages=[text])", kind="")
     assert levels(dedent(HEAD) + source, "") == [f"HU005 {level}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "level"),
+    [
+        ("add_dream", "db.session.commit()", "likely"),
+        ("create_moment", "await moments.insert_one(made)", "likely"),
+        ("add_dream", "notes.add(made)", "certain"),  # of a set, maybe
+        ("add_message", "db.session.commit()", "certain"),  # an answer all the same
+        ("dream", "db.session.commit()", "certain"),
+    ],
+)
+def test_who_makes_something_that_is_stored_may_want_it_without_waiting(name: str, line: str, level: str) -> None:
+    source = f"""
+    @app.post("/dreams")
+    async def {name}(text: str):
+        made = await work(text)
+        {line}
+        return {{"made": made}}
+    """
+    assert levels(source) == [f"HU004 {level}"]
+
+
+def test_what_blocks_the_loop_does_so_whether_it_is_stored_or_not() -> None:
+    source = """
+    @app.post("/dreams")
+    async def add_dream(text: str):
+        made = blocking.chat.completions.create(model="m", messages=[text])
+        db.session.commit()
+        return {"made": made}
+    """
+    assert levels(source) == ["HU005 certain"]
+
+
+@pytest.mark.parametrize("route", ["/judge/compare", "/benchmarks/run", "/red-team/attack", "/redteaming/attack"])
+def test_who_tries_models_out_waits_for_no_text(route: str) -> None:
+    assert levels(handler(route, "post", "await work(text)")) == ["HU004 likely"]

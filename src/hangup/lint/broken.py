@@ -1,18 +1,22 @@
 """Modules that cannot be imported: their handlers serve nobody.
 
 Only what is certain counts: a constructor of the project that the module itself calls without a required argument, a name that
-is imported from a module of the project whose text does not have it, and one that is defined nowhere; the latter two in the
-file itself or in one that it imports.
+is imported from a module of the project whose text does not have it, a module that the project's package does not have, and a
+name that is defined nowhere; in the file itself or in one that it imports, through any number of others.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 from hangup.lint.facts import UNKNOWN
+from hangup.lint.missing import Missing
 from hangup.lint.names import Names
+from hangup.lint.script_folders import ScriptFolders
 from hangup.lint.source import Module
 from hangup.lint.walking import walk
 
@@ -63,26 +67,54 @@ def raises_from(module: Module, node: ast.AST) -> int:
     return 0
 
 
+class Imported(NamedTuple):
+    """What a file imports from a module, outside of any block, with the file that has it; "" if the project has none."""
+
+    module: str
+    name: str
+    file: str
+    is_module: bool  # the name is that of a module itself
+
+
 class Broken:
-    def __init__(self, names: Names, text: Callable[[str], str]) -> None:
+    def __init__(self, names: Names) -> None:
         self._names = names
-        self._text = text
+        self._text = names.source.text
         self._known: dict[str, bool] = {}
-        self._lacking: dict[str, bool] = {}
-        self._imports: dict[str, list[tuple[str, str]]] = {}
+        self._raising: dict[str, bool] = {}
+        self._imports: dict[str, list[Imported]] = {}
+
+    @cached_property
+    def _missing(self) -> Missing:
+        return Missing(self._names.roots.every)
+
+    @cached_property
+    def _scripts(self) -> ScriptFolders:
+        return ScriptFolders(self._names.roots.every, self._text, self._names.source.naming)
 
     def is_broken(self, path: str) -> bool:
-        """Return whether importing a file always raises."""
+        """Return whether importing a file always raises: in the file itself, or in one that it imports."""
         if path not in self._known:
-            imported = {path, *(module for module, _ in self._imported(path))}
-            packages = {package for module in imported if (package := self._names.package_of(module))}
-            files = imported | packages
-            self._known[path] = (
-                self._lacks_argument(path)
-                or any(self._lacks_name(file) for file in files)
-                or any(file in self._names.files and self._names.files[file].ending for file in files)
-            )
+            seen, todo = {path}, [path]
+            while todo:
+                here = todo.pop()
+                if self._known.get(here) or self._raises(here):
+                    self._known[path] = True
+                    return True
+                if here not in self._known:
+                    files = {imported.file for imported in self._imported(here)} | {self._names.package_of(here)}
+                    todo += sorted(files - seen - {""})
+                    seen |= files
+            self._known.update(dict.fromkeys(seen, False))
         return self._known[path]
+
+    def _raises(self, path: str) -> bool:
+        """Return whether a file raises by itself."""
+        if path not in self._raising:
+            facts = self._names.files.get(path)
+            by_itself = facts is not None and (bool(facts.ending) or self._lacks_argument(path))
+            self._raising[path] = by_itself or self._imports_nothing(path)
+        return self._raising[path]
 
     def _lacks_argument(self, path: str) -> bool:
         names = self._names
@@ -99,24 +131,50 @@ class Broken:
                 return True
         return False
 
-    def _lacks_name(self, path: str) -> bool:
-        """Return whether an import of the project's own, outside of any block, names something that the module does not."""
-        if path not in self._lacking:
-            self._lacking[path] = any(self._names.lacks(module, name) for module, name in self._imported(path))
-        return self._lacking[path]
+    def _imports_nothing(self, path: str) -> bool:
+        """Return whether a file imports something of the project that is not there."""
+        imports = self._imported(path)
+        own = {_package(imported.module) for imported in imports if imported.file}
+        found = [imported for imported in imports if self._is_absent(path, imported, own)]
+        return bool(found) and not written_at_import(self._text(path)).isdisjoint((i.module, i.name) for i in found)
 
-    def _imported(self, path: str) -> list[tuple[str, str]]:
-        """Return the files of the project that a file imports from, outside of any block, each with a name in it."""
+    def _is_absent(self, path: str, imported: Imported, own: set[str]) -> bool:
+        """Return whether it is not there; a folder called `azure`, from which nothing else comes, is not the package."""
+        if imported.file:
+            return not imported.is_module and self._names.lacks(imported.file, imported.name)
+        if "." not in imported.module:
+            return self._scripts.is_out_of_reach(path, imported.module)
+        return _package(imported.module) in own | {""} and self._missing.is_missing(imported.module, path)
+
+    def _imported(self, path: str) -> list[Imported]:
         if path not in self._imports:
             self._imports[path] = list(self._read_imports(path))
         return self._imports[path]
 
-    def _read_imports(self, path: str) -> Iterator[tuple[str, str]]:
+    def _read_imports(self, path: str) -> Iterator[Imported]:
         for match in _FROM.finditer(self._text(path)):
             module = match[1]
-            if not self._names.is_own(module):
-                continue
+            is_own = self._names.is_own(module)
+            beside = "" if is_own or "." in module else self._scripts.beside(path, module)
             for part in _COMMENT.sub("", match[2] or match[3]).replace("\\", " ").split(","):
                 name = part.split()[0] if part.split() else ""
-                if name.isidentifier() and (file := self._names.file_of(path, module, name)):
-                    yield file, name
+                if not name.isidentifier():
+                    continue
+                inner = self._names.inner_module(path, module, name) if is_own else ""
+                file = inner or (self._names.file_of(path, module, name) if is_own else beside)
+                yield Imported(module, name, file, bool(inner))
+
+
+def _package(module: str) -> str:
+    """Return the package that a module is in; "" for one that is named from the importer's own."""
+    return module.partition(".")[0]
+
+
+def written_at_import(text: str) -> set[tuple[str, str]]:
+    """Return the modules and names that a file imports outside of any block; a docstring may show others."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return set()
+    imports = (statement for statement in tree.body if isinstance(statement, ast.ImportFrom))
+    return {("." * i.level + (i.module or ""), alias.name) for i in imports for alias in i.names}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import has_no_client, has_other_end, is_old_copy, says_answer, says_generation, takes_in
+from hangup.lint.purposes import has_no_client, has_other_end, is_old_copy, makes_record, says_answer, says_generation, takes_in
 
 STEPS_MAX = 4  # from a handler to the model,
 BRANCHES_MAX = 1  # and branches on the way
@@ -43,6 +43,8 @@ def is_run_certainly(project: Project, path: str, handler: FunctionFacts, refere
     """Return whether a handler certainly makes a call, whatever it is asked for, and answers with what is generated."""
     if runs.steps > STEPS_MAX or runs.branches > BRANCHES_MAX:
         return False
+    if handler.stores and makes_record(handler.name) and not (says_answer(handler.path) or says_answer(handler.name)):
+        return False  # what is made is wanted, even if nobody waits for it
     return runs.passed and not runs.decided and is_for_answer(project, path, handler, reference)
 
 

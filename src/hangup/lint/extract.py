@@ -16,6 +16,7 @@ from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
 from hangup.lint.passing import lost_calls
+from hangup.lint.purposes import is_storing
 from hangup.lint.source import WAITING, Module, Site
 from hangup.lint.source import Function as Scope
 from hangup.lint.text import annotation, places, reference
@@ -180,6 +181,7 @@ class _Extract:
             unanswered = self.outside_answer(made, scope)
             for call, site in noted if unanswered else ():
                 call.unanswered = id(site.node) in unanswered
+            made.stores = bool(made.handler or made.route) and any(is_storing(site.name) for site in scope.calls)
         made.calls = [call for call, _ in noted]
 
     def outside_answer(self, made: FunctionFacts, scope: Scope) -> set[int]:

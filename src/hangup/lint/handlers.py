@@ -63,6 +63,10 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
         name = module.dotted(called)
         head, _, verb = name.rpartition(".")
+        if name == "functions_framework.http":
+            return "flask", ""
+        if verb == "entrypoint" and "bedrock_agentcore" in module.packages:  # its application is one of Starlette
+            return "starlette", ""
         if verb == "api_view" or (verb == "action" and framework == "django"):
             return _with_async("django", function), ""
         if not isinstance(decorator, ast.Call) or verb not in _ROUTES or not _takes_path(decorator):

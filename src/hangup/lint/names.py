@@ -96,7 +96,7 @@ class Names:
         return found in self.source.harmless
 
     @cached_property
-    def _roots(self) -> Roots:
+    def roots(self) -> Roots:
         """Return the modules with those that lead to no inference."""
         every = Modules()
         for path in sorted({*self.parts, *self.source.harmless}):
@@ -108,7 +108,7 @@ class Names:
 
     def _anywhere(self, name: str, importer: str) -> str:
         """Return the file of a module, also if it leads to no inference."""
-        return self._roots.find(self._roots.every, name, importer)
+        return self.roots.find(self.roots.every, name, importer)
 
     def fails(self, module: str, importer: str, name: str = "") -> bool:
         """Return whether importing a module always raises, though another application in the repository has it.
@@ -116,7 +116,7 @@ class Names:
         With a name, whether importing that from the module raises.
         """
         if not name:
-            return self._roots.fails(module, importer)
+            return self.roots.fails(module, importer)
         file = self.file_of(importer, module, name) if name != "*" and self.is_own(module) else ""
         return bool(file) and self.lacks(file, name)
 
@@ -134,7 +134,7 @@ class Names:
 
     def module(self, name: str, importer: str) -> str:
         """Return the file of a module that `importer` imports, or "" if the project has none."""
-        while path := self._roots.find(self.modules, name, importer):
+        while path := self.roots.find(self.modules, name, importer):
             if self.source.has(path):
                 return path
             self.modules.remove(self.parts[path], path)  # it cannot be parsed
@@ -145,12 +145,15 @@ class Names:
         if module.startswith("."):
             return True
         wanted = tuple(module.split("."))
-        return len(wanted) > 1 and len(self._roots.every.fitting(wanted)) == 1
+        return len(wanted) > 1 and len(self.roots.every.fitting(wanted)) == 1
 
     def file_of(self, importer: str, module: str, name: str) -> str:
         """Return the file of the module that has `name`; "" if that is a module itself, or not the project's."""
-        full = f"{module}{'' if module.endswith('.') else '.'}{name}"
-        return "" if self._anywhere(full, importer) else self._anywhere(module, importer)
+        return "" if self.inner_module(importer, module, name) else self._anywhere(module, importer)
+
+    def inner_module(self, importer: str, module: str, name: str) -> str:
+        """Return the file of the module `name` in a package; "" if it is none."""
+        return self._anywhere(f"{module}{'' if module.endswith('.') else '.'}{name}", importer)
 
     def package_of(self, path: str) -> str:
         """Return the file that is run before that of a module in its folder; "" if there is none."""
@@ -159,7 +162,7 @@ class Names:
 
     def lacks(self, path: str, name: str) -> bool:
         """Return whether a module, other than a package, has nothing called `name`, and makes no names when it runs."""
-        return not path.endswith("__init__.py") and self._roots.lacks(path, name)
+        return not path.endswith("__init__.py") and self.roots.lacks(path, name)
 
     def imported(self, full: str, importer: str, depth: int) -> Value | None:
         """Return what `from a.b import C` gives: the longest part that is a module, then its members."""
@@ -176,7 +179,7 @@ class Names:
                     value = self.attribute(value, name, depth - 1) if value is not None else None
                 if value is None and self.leads_nowhere(full, importer):
                     return Value("made", importer, name=full)  # by a file that is not read, since there is no inference in it
-                if value is None and self._roots.lacks(path, names[size]):
+                if value is None and self.roots.lacks(path, names[size]):
                     return Value("missing", importer, name=full)
                 return value
         if dots and len(names) == 1 and (path := self.module(dots, importer)):

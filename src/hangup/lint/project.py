@@ -78,7 +78,7 @@ class Project:
         self.names = Names(source)
         self.defaults = Defaults(source.naming, source.defining, source.inside)
         self.served = Served(self)
-        self._broken = Broken(self.names, source.text)
+        self._broken = Broken(self.names)
         self._unmade = Unmade(self.names)
         self._included = Included(source.naming, source.text)
         self._undeclared = Undeclared(self.names, source.text, source.naming)
@@ -164,7 +164,7 @@ class Project:
         applications = self.source.reach.applications_of(path)
         if not 0 < len(applications) <= _APPLICATIONS_MAX:
             return False
-        return all(self.source.has(file) and self.files[file].ending for file in sorted(applications))
+        return all(self.source.has(file) and self._broken.is_broken(file) for file in sorted(applications))
 
     def _own_handler(self, key: Key) -> str:
         function = self.function(key)

@@ -57,12 +57,18 @@ _GENERATES = re.compile(
 )
 # Whoever calls it tries something out, or looks after the service: the text is not what they wait for.
 _OTHER_ENDS = re.compile(
-    r"(^|[_/-])(demo|dev|debug\w*|echo|evals?|admin|weekly|nightly|monthly|artifacts?)([_/-]|$)",
+    r"(^|[_/-])(demo|dev|debug\w*|echo|evals?|judges?|benchmarks?|red[_-]?team\w*|admin|weekly|nightly|monthly|artifacts?)([_/-]|$)",
     re.I,
 )
 # Whoever calls it hands something in, or works through many things; what they get back may be text, or a note that it is done.
 _TAKES_IN = re.compile(
     r"(^|[_/-])(uploads?|imports?|scans?|batch\w*|all|re_?process\w*|memor(y|ies)|preferences?|learnings|reflect\w*|mcp)([_/-]|$)",
+    re.I,
+)
+_STORES = re.compile(r"(^|\.)(commit|a?save|insert(_one|_many)?|upsert|put_item|(objects|\w*repo\w*)\.create|bulk_create)$")
+# It makes something, or is given something, that is kept.
+_MAKES_RECORD = re.compile(
+    r"^(create|add|save|submit|record|log|register|store|sync|bulk|queue|schedule|post|publish|update|evaluate|judge|run|process)_",
     re.I,
 )
 # A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
@@ -106,6 +112,16 @@ def has_other_end(name: str) -> bool:
 def takes_in(name: str) -> bool:
     """Return whether a handler, a route or a function takes something in by its name."""
     return _TAKES_IN.search(_CAMEL.sub("_", name)) is not None
+
+
+def is_storing(call: str) -> bool:
+    """Return whether a call writes to a database, by its name."""
+    return _STORES.search(call) is not None
+
+
+def makes_record(name: str) -> bool:
+    """Return whether a handler makes something that is kept, by its name."""
+    return _MAKES_RECORD.search(name) is not None
 
 
 def says_generation(reference: str) -> bool:

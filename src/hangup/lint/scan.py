@@ -24,16 +24,16 @@ _IMPORT = re.compile(rb"import[ \t]+([^\n;#]+)")
 _NAME = re.compile(rb"[A-Za-z_]\w*(?=\s*(?:,|\)|$|\s+as\s))", re.M)
 _SERVING = frozenset(
     b"fastapi starlette litestar flask flask_restful flask_restx quart sanic django rest_framework ninja tornado bottle"
-    b" BaseHTTPRequestHandler".split()
+    b" BaseHTTPRequestHandler functions_framework bedrock_agentcore".split()
 )
 # A file that makes an application, or gives it routers.
 _APPLICATION = re.compile(
-    rb"\b(?:FastAPI|Flask|Starlette|Litestar|Quart|Sanic|OpenAPI|APIFlask)\("
+    rb"\b(?:FastAPI|Flask|Starlette|Litestar|Quart|Sanic|OpenAPI|APIFlask|BedrockAgentCoreApp)\(|@functions_framework\.http\b"
     rb"|app(?:lication)?\s*\.\s*(?:include_routers?|register_blueprints?|mount|add_routes)\("
 )
 _APPLYING = frozenset(
     b"FastAPI Flask Starlette Litestar Quart Sanic OpenAPI APIFlask include_router include_routers register_blueprint"
-    b" register_blueprints mount add_routes".split()
+    b" register_blueprints mount add_routes BedrockAgentCoreApp functions_framework".split()
 )
 _BASES = frozenset({b"abstractmethod", b"NotImplementedError", b"ABC", b"Protocol"})
 _ROUTE = re.compile(

@@ -67,6 +67,12 @@ class Site:
         return next((k.value for k in self.node.keywords if k.arg in names), None)
 
     @property
+    def is_given_to_tool(self) -> bool:
+        """Return whether the first argument holds those of a tool: `matched.ainvoke(tool_args or {})`."""
+        names = (n.id for n in walk(self.node.args[0]) if isinstance(n, ast.Name)) if self.node.args else ()
+        return any("tool" in name.lower() for name in names)
+
+    @property
     def has_double_star(self) -> bool:
         return any(k.arg is None for k in self.node.keywords)
 

@@ -226,7 +226,7 @@ def _is_sdk_call(module: Module, site: Site, receiver: str, verb: str) -> bool:
         return site.keyword("input", "model", "prompt") is not None or site.has_double_star
     if verb in {"text_generation", "chat_completion"}:
         return "client" in receiver.lower() and site.keyword("messages", "model", "max_new_tokens", "max_tokens") is not None
-    if verb in OWN_VERBS and not _words(receiver) & NOT_MODELS:
+    if verb in OWN_VERBS and not _words(receiver) & NOT_MODELS and not site.is_given_to_tool:
         return verb != "create_chat_completion" or bool(_words(receiver) & (_MODEL_NAMES | _ENGINE_NAMES))
     return verb in {"chat", "generate"} and "ollama" in receiver.lower() and "." not in receiver.lower().rpartition("ollama")[2]
 
@@ -449,7 +449,8 @@ def _is_generation(body: ast.expr) -> bool:
     if "messages" in keys:
         return bool(keys & {"model", "max_tokens", "stream", "temperature"})
     if "contents" in keys:
-        return bool(keys & {"generationConfig", "systemInstruction", "system_instruction", "safetySettings"})
+        parts = any(isinstance(node, ast.Constant) and node.value == "parts" for node in ast.walk(body))
+        return parts or bool(keys & {"generationConfig", "systemInstruction", "system_instruction", "safetySettings"})
     if "inputs" in keys and "parameters" in keys:
         return True
     return "prompt" in keys and bool(keys & {"max_tokens", "n_predict", "max_new_tokens", "stream"})

@@ -1,0 +1,79 @@
+"""Functions that a platform calls for a request, and requests to models that only their bodies tell."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+
+from hangup.lint import lint_source
+
+CLIENT = "from openai import AsyncOpenAI, OpenAI\n\nclient, blocking = AsyncOpenAI(), OpenAI()\n"
+ASK = "client.chat.completions.create(model='m', messages=[payload])"
+
+
+def codes(source: str) -> list[str]:
+    return [finding.code for finding in lint_source(dedent(source))]
+
+
+def entry(imported: str, decorator: str, call: str, *, is_async: bool) -> str:
+    head = f"{'async ' * is_async}def ask(payload):"
+    return f"{imported}\n{CLIENT}\n{decorator}\n{head}\n    made = {call}\n    return made.choices\n"
+
+
+@pytest.mark.parametrize(
+    ("decorator", "number"), [("@functions_framework.http", 1), ("@functions_framework.cloud_event", 0), ("@other.http", 0)]
+)
+def test_a_function_of_functions_framework(decorator: str, number: int) -> None:
+    source = entry("import functions_framework", decorator, ASK.replace("client", "blocking"), is_async=False)
+    assert codes(source) == ["HU004"] * number
+
+
+@pytest.mark.parametrize(
+    ("imported", "number"),
+    [
+        ("from bedrock_agentcore import BedrockAgentCoreApp\n\napp = BedrockAgentCoreApp()", 1),
+        ("from elsewhere import App\n\napp = App()", 0),
+    ],
+)
+def test_an_entry_point_of_bedrock_agentcore(imported: str, number: int) -> None:
+    assert codes(entry(imported, "@app.entrypoint", f"await {ASK}", is_async=True)) == ["HU004"] * number
+    blocking = entry(imported, "@app.entrypoint", ASK.replace("client", "blocking"), is_async=True)
+    assert codes(blocking) == ["HU005"] * number
+
+
+@pytest.mark.parametrize(
+    ("body", "number"),
+    [('{"contents": [{"parts": [{"text": text}]}]}', 1), ('{"contents": [text]}', 0), ('{"parts": [{"text": text}]}', 0)],
+)
+def test_the_body_of_a_request_to_gemini(body: str, number: int) -> None:
+    source = f"""
+        import httpx
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        @app.post("/dreams")
+        async def ask(text: str):
+            async with httpx.AsyncClient() as client:
+                answer = await client.post(address(), json={body})
+            return answer.json()
+    """
+    assert codes(source) == ["HU004"] * number
+
+
+@pytest.mark.parametrize(("given", "number"), [("tool_args or {}", 0), ("{'question': tool_input}", 0), ("question", 1)])
+def test_what_is_given_the_arguments_of_a_tool_is_no_model(given: str, number: int) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from langchain_openai import ChatOpenAI
+
+        app = FastAPI()
+
+        @app.post("/accounts")
+        async def accounts(question: str):
+            matched = find(question)
+            found = await matched.ainvoke({given})
+            return found
+    """
+    assert codes(source) == ["HU004"] * number
