@@ -1,4 +1,4 @@
-"""Functions that a platform calls for a request, and requests to models that only their bodies tell."""
+"""Functions that a platform calls for a request; and calls that are, or are not, those of a model by what they are given."""
 
 from __future__ import annotations
 
@@ -77,3 +77,24 @@ def test_what_is_given_the_arguments_of_a_tool_is_no_model(given: str, number: i
             return found
     """
     assert codes(source) == ["HU004"] * number
+
+
+@pytest.mark.parametrize(("name", "number"), [("answer_chain", 1), ("AnswerChain", 0)])
+def test_to_make_an_object_of_a_class_is_no_inference(name: str, number: int) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from langchain_core.messages import AIMessage
+        from pydantic import BaseModel
+
+        app = FastAPI()
+        answer_chain = build()
+
+        class AnswerChain(BaseModel):
+            text: str
+
+        @app.post("/ask")
+        async def ask(question: str):
+            answer = {name}(question)
+            return answer
+    """
+    assert codes(source) == ["HU005"] * number

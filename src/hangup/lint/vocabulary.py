@@ -271,6 +271,8 @@ def _is_called_itself(module: Module, name: str) -> bool:
     words = _words(name)
     if not module.packages & (FRAMEWORKS_OF_CHAINS | LOCAL_ENGINES) or len(words) > 2 or name in module.imports:
         return False
+    if name[:1].isupper():
+        return False  # a class: ChainResponse(text)
     return "chain" in words or name in {"llm", "self.llm"}
 
 
