@@ -95,3 +95,22 @@ def test_to_make_an_object_of_a_class_is_no_inference(name: str, number: int) ->
             return answer
     """
     assert codes(source) == ["HU004"] * number
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "number"),
+    [
+        ('@app.post("/ask")', '@app.post("/ask")', 0),
+        ('@app.post("/ask", tags=["a"])', '@app.post("/ask", response_model=Answer)', 0),
+        ('@app.post("/ask")', '@app.get("/ask")', 1),
+        ('@app.post("/ask")', '@app.post("/ask/{id}")', 1),
+        ('@app.post("/ask")', '@other.post("/ask")', 1),
+        ('@app.post("/ask")', '@app.post("/ask")\n@app.post("/question")', 1),
+        ('@app.api_route("/ask", methods=["PUT"])', '@app.api_route("/ask", methods=["POST"])', 1),
+    ],
+)
+def test_a_handler_whose_route_another_one_has_serves_nobody(first: str, second: str, number: int) -> None:
+    head = f"from fastapi import FastAPI\n{CLIENT}\napp, other = FastAPI(), FastAPI()\n"
+    answer = "async def answer(payload: str):\n    made = await client.chat.completions.create(model='m', messages=[payload])"
+    source = f"{head}\n{first}\ndef early(payload: str):\n    return {{}}\n\n{second}\n{answer}\n    return made\n"
+    assert codes(source) == ["HU004"] * number

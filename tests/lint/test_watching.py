@@ -225,7 +225,7 @@ def test_a_handler_for_inference_that_forwards_or_submits() -> None:
             answer = await client.post(app.state.url, json=body)
             return answer.json()
 
-        @app.post("{path}")
+        @app.post("/other{path}")
         async def submit(body: dict):
             return await app.state.scheduler.submit(body)
     """

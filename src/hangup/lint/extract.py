@@ -14,7 +14,7 @@ from hangup.lint.called import called_names
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
-from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path
+from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path, routes_of
 from hangup.lint.passing import lost_calls
 from hangup.lint.purposes import is_storing
 from hangup.lint.source import WAITING, Module, Site
@@ -88,6 +88,7 @@ class _Extract:
         self.guards: Guards | None = None  # of the function, once asked for
         self.unreached: Unreached = {}
         self.lost: set[int] | None = None  # ids of calls in it whose results it passes on to nobody, once asked for
+        self.routes: set[tuple[int, str]] = set()  # those of handlers so far, with the function around them
         self.unused: set[int] = set()  # numbers of functions that nothing calls
 
     def run(self) -> FileFacts:
@@ -194,11 +195,20 @@ class _Extract:
             return calls_kept(node, scope.returns, scope.assigned, walrus=self.walrus)
         return calls_outside_answer(node, walrus=self.walrus) | calls_for_stream(node)
 
+    def take_routes(self, made: FunctionFacts, scope: Scope) -> None:
+        """Note what a handler is registered for; one whose paths and methods are all taken serves nobody."""
+        routes = {(made.outer, route) for route in routes_of(scope)}
+        if routes and routes <= self.routes:
+            made.handler = made.route = ""
+        self.routes |= routes
+
     def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         module = self.module
         made.abstract = all(isinstance(s, (ast.Pass, ast.Raise)) or _is_constant(s) for s in node.body)
         made.handler, made.route = handler(module, scope, self.framework, self.bases)
         made.path = route_path(scope)
+        if made.route:
+            self.take_routes(made, scope)
         if node.args.defaults or node.args.kw_defaults:
             made.without = defaults(node)
             made.flags = flags(node)

@@ -25,6 +25,10 @@ _PACKAGES = (
     "tornado",
     "bottle",
 )
+# What a route says besides its path and methods, which does not tell it from another one.
+_SAME_ROUTE = frozenset(
+    "response_model tags summary description status_code name operation_id dependencies responses response_class".split()
+)
 _AS = {"ninja": "django", "rest_framework": "django", "starlette": "starlette"}
 _VERBS = frozenset("get post put patch dispatch create list retrieve update partial_update form_valid".split())
 _REGISTER = {
@@ -86,6 +90,20 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
     if any("web.Request" in module.dotted(p.annotation) for p in function.parameters if p.annotation is not None):
         return ("aiohttp", "") if function.name != "middleware" and len(function.parameters) <= 2 else ("", "")
     return "", ""
+
+
+def routes_of(function: Function) -> list[str]:
+    """Return what the decorators of a handler register it for, as texts: of two that are the same, only the first serves."""
+    return [
+        f"{ast.unparse(decorator.func)} {ast.unparse(decorator.args[0])} "
+        + " ".join(ast.unparse(k.value) for k in decorator.keywords if k.arg not in _SAME_ROUTE)
+        for decorator in function.decorators
+        if isinstance(decorator, ast.Call)
+        and isinstance(decorator.func, ast.Attribute)
+        and decorator.func.attr in _ROUTES
+        and decorator.args
+        and isinstance(decorator.args[0], ast.Constant)
+    ]
 
 
 def route_path(function: Function) -> str:
