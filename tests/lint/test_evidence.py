@@ -30,8 +30,8 @@ LOST = """
         log(made)
         return entry
 
-    @app.post("/chat")
-    async def chat(entry: Entry):
+    @app.post("/items")
+    async def post(entry: Entry):
         found = await keep(entry)
         return found
 """
@@ -124,7 +124,7 @@ def test_a_text_is_passed_on_in_many_ways(lines: str) -> None:
 )
 def test_a_text_is_lost_in_many_ways(lines: str) -> None:
     source = f"async def reply(text):\n    {lines}\n    return Row()\n"
-    assert levels(dedent(HEAD) + source + dedent(handler("/chat", "chat", "await reply(text)")), "") == ["HU004 likely"]
+    assert levels(dedent(HEAD) + source + dedent(handler("/items", "post", "await reply(text)")), "") == ["HU004 likely"]
 
 
 def test_of_several_calls_that_whose_text_is_the_answer_is_named() -> None:
@@ -134,8 +134,8 @@ def test_of_several_calls_that_whose_text_is_the_answer_is_named() -> None:
         cache(made)
         return text
 
-    @app.post("/chat")
-    async def chat(text: str):
+    @app.post("/items")
+    async def post(text: str):
         page = await fetch(text)
         made = await answer(page)
         return {"page": page, "made": made}
@@ -149,8 +149,8 @@ def test_of_several_calls_that_whose_text_is_the_answer_is_named() -> None:
 
 def asked(condition: str, call: str = "await work(body.text)") -> str:
     return f"""
-    @app.post("/chat")
-    async def chat(request: Request, body: Body):
+    @app.post("/items")
+    async def post(request: Request, body: Body):
         answer = ""
         {condition}
             answer = {call}
@@ -335,7 +335,7 @@ def steps(count: int, branches: int = 0, *, call: str = "await work(text)", kind
         inside = branches if index == 0 else 0
         lines += [f"{kind}def {name}(text):", *("    " * (n + 1) + f"if text != '{n}':" for n in range(inside))]
         lines.append("    " * (inside + 1) + f"return {line}")
-    handler = ["@app.post('/chat')", "async def chat(text: str):", f"    return {wait}step_1(text)"]
+    handler = ["@app.post('/items')", "async def post(text: str):", f"    return {wait}step_1(text)"]
     return "\n".join([*lines, *handler]) + "\n"
 
 
@@ -361,17 +361,47 @@ def test_a_place_that_blocks_needs_a_shorter_way(count: int, branches: int, leve
     [
         ("add_dream", "db.session.commit()", "likely"),
         ("create_moment", "await moments.insert_one(made)", "likely"),
+        ("dream", "await keep(made)", "likely"),  # on the way
         ("add_dream", "notes.add(made)", "certain"),  # of a set, maybe
         ("add_message", "db.session.commit()", "certain"),  # an answer all the same
-        ("dream", "db.session.commit()", "certain"),
+        ("ask_about_dream", "db.session.commit()", "certain"),
     ],
 )
-def test_who_makes_something_that_is_stored_may_want_it_without_waiting(name: str, line: str, level: str) -> None:
+def test_what_is_stored_may_be_wanted_even_if_nobody_waits(name: str, line: str, level: str) -> None:
     source = f"""
+    async def keep(made):
+        await work(made)
+        db.session.commit()
+        return made
+
     @app.post("/dreams")
     async def {name}(text: str):
-        made = await work(text)
-        {line}
+        made = {"text" if "keep" in line else "await work(text)"}
+        made = {line if "keep" in line else "made"}
+        {"pass" if "keep" in line else line}
+        return {{"made": made}}
+    """
+    assert levels(source) == [f"HU004 {level}"]
+
+
+@pytest.mark.parametrize(
+    ("route", "name", "level"),
+    [
+        ("/chat", "post", "certain"),
+        ("/dreams", "ask_about_dream", "certain"),
+        ("/translate", "post", "certain"),
+        ("/dreams", "submit_answer", "likely"),
+        ("/questions", "post", "likely"),
+        ("/dreams", "post", "likely"),
+    ],
+)
+def test_who_is_asked_something_is_waited_for_whatever_is_on_the_way(route: str, name: str, level: str) -> None:
+    source = f"""
+    @app.post("{route}")
+    async def {name}(text: str, body: Body):
+        made = ""
+        if body.mode == "draft":
+            made = await work(text)
         return {{"made": made}}
     """
     assert levels(source) == [f"HU004 {level}"]

@@ -12,7 +12,16 @@ from __future__ import annotations
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.names import Key
 from hangup.lint.project import Project, Runs
-from hangup.lint.purposes import has_no_client, has_other_end, is_old_copy, makes_record, says_answer, says_generation, takes_in
+from hangup.lint.purposes import (
+    converses,
+    has_no_client,
+    has_other_end,
+    is_old_copy,
+    is_written_to,
+    says_answer,
+    says_generation,
+    takes_in,
+)
 
 STEPS_MAX = 4  # from a handler to the model,
 BRANCHES_MAX = 1  # and branches on the way
@@ -40,12 +49,14 @@ def _says_so(handler: FunctionFacts, reference: str) -> bool:
 
 
 def is_run_certainly(project: Project, path: str, handler: FunctionFacts, reference: str, runs: Runs) -> bool:
-    """Return whether a handler certainly makes a call, whatever it is asked for, and answers with what is generated."""
-    if runs.steps > STEPS_MAX or runs.branches > BRANCHES_MAX:
+    """Return whether a handler certainly makes a call, whatever it is asked for, and its client waits for what is generated."""
+    if not is_for_answer(project, path, handler, reference):
         return False
-    if handler.stores and makes_record(handler.name) and not (says_answer(handler.path) or says_answer(handler.name)):
-        return False  # what is made is wanted, even if nobody waits for it
-    return runs.passed and not runs.decided and is_for_answer(project, path, handler, reference)
+    if converses(handler.name, handler.path):
+        return True
+    if (runs.stored or handler.stores) and not is_written_to(handler.name, handler.path):
+        return False  # what is made and stored may be wanted even if nobody waits for it
+    return runs.steps <= STEPS_MAX and runs.branches <= BRANCHES_MAX and runs.passed and not runs.decided
 
 
 def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs) -> bool:

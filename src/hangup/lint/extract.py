@@ -182,7 +182,7 @@ class _Extract:
             unanswered = self.outside_answer(made, scope)
             for call, site in noted if unanswered else ():
                 call.unanswered = id(site.node) in unanswered
-            made.stores = bool(made.handler or made.route) and any(is_storing(site.name) for site in scope.calls)
+            made.stores = any(is_storing(site.name) for site in scope.calls)
         made.calls = [call for call, _ in noted]
 
     def outside_answer(self, made: FunctionFacts, scope: Scope) -> set[int]:

@@ -80,7 +80,7 @@ class FunctionFacts:
     handler: str = ""  # the framework that calls it for a request
     path: str = ""  # of its route
     receives: bool = False  # reads from a WebSocket
-    stores: bool = False  # a handler that writes to a database itself
+    stores: bool = False  # writes to a database
     route: str = ""  # the object whose decorator registered it
     parameters: dict[str, str] = field(default_factory=dict)  # name -> reference of its type
     choices: int = 0  # how many values of a parameter it tells apart, if these are many

@@ -69,6 +69,7 @@ class Runs:
     steps: int = 0  # how many functions are on the way
     branches: int = 0  # how many branches
     decided: bool = False  # a branch of the handler decides whether it is run
+    stored: bool = False  # a function on the way writes to a database
 
 
 class Project:
@@ -315,7 +316,7 @@ class Project:
         self.by_call[(*key, index)] = runs
         if call.into in SPAWNING or self._is_rare(key, function, index):
             return
-        runs = replace(runs, passed=not call.lost, branches=call.branches)
+        runs = replace(runs, passed=not call.lost, branches=call.branches, stored=function.stores)
         consumes = self._consumes(function, call)
         if streams and consumes and not function.yields:
             self.collected.add((*key, index))
@@ -416,6 +417,7 @@ class Project:
             sure=here.sure and not call.maybe,
             passed=here.passed and not call.lost,
             branches=here.branches + call.branches,
+            stored=here.stored or function.stores,
         )
         if call.into in SPAWNING or self._is_rare(caller, function, index):
             return

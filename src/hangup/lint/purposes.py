@@ -66,11 +66,13 @@ _TAKES_IN = re.compile(
     re.I,
 )
 _STORES = re.compile(r"(^|\.)(commit|a?save|insert(_one|_many)?|upsert|put_item|(objects|\w*repo\w*)\.create|bulk_create)$")
-# It makes something, or is given something, that is kept.
-_MAKES_RECORD = re.compile(
-    r"^(create|add|save|submit|record|log|register|store|sync|bulk|queue|schedule|post|publish|update|evaluate|judge|run|process)_",
+# A client asks it something, or writes to it: the answer is for now, whatever is stored of it.
+_CONVERSES = re.compile(
+    r"(^|[/_-])(chat\w*|ask\w*|answers?|query|completions?|reply|converse|conversation|talk|translat\w*|explain\w*)([/_-]|$)",
     re.I,
 )
+_WRITES_TO = re.compile(r"(^|[/_-])(question|messages?|prompt\w*|invoke|assist\w*|search|respond|response)([/_-]|$)", re.I)
+_HANDS_IN = re.compile(r"^(create|add|save|submit|update|edit|retry|delete)_", re.I)
 # A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
 _OLD_COPY = re.compile(r"(^|[/_.-])(back_?ups?|bak|old|archived?|deprecated|original|copy)(\d|[/_.-]|$)|(^|/)legacy/", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -119,9 +121,14 @@ def is_storing(call: str) -> bool:
     return _STORES.search(call) is not None
 
 
-def makes_record(name: str) -> bool:
-    """Return whether a handler makes something that is kept, by its name."""
-    return _MAKES_RECORD.search(name) is not None
+def converses(name: str, path: str) -> bool:
+    """Return whether a client asks a handler something, by its name or its path, and so waits for what it says."""
+    return bool(_CONVERSES.search(path)) or (bool(_CONVERSES.search(name)) and not _HANDS_IN.search(name))
+
+
+def is_written_to(name: str, path: str) -> bool:
+    """Return whether a client asks a handler something, or sends it a message, by its name or its path."""
+    return any(p.search(text) is not None for p in (_CONVERSES, _WRITES_TO) for text in (name, path))
 
 
 def says_generation(reference: str) -> bool:
