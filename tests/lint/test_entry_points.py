@@ -114,3 +114,27 @@ def test_a_handler_whose_route_another_one_has_serves_nobody(first: str, second:
     answer = "async def answer(payload: str):\n    made = await client.chat.completions.create(model='m', messages=[payload])"
     source = f"{head}\n{first}\ndef early(payload: str):\n    return {{}}\n\n{second}\n{answer}\n    return made\n"
     assert codes(source) == ["HU004"] * number
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        ("post_with_retry(url='https://openrouter.ai/api/v1/chat/completions', body=text)", 1),
+        ("post_with_retry(session, f'{BASE}/v1/chat/completions', text)", 1),
+        ("post_with_retry('https://shop.example/v1/orders', text)", 0),
+        ("describe('https://openrouter.ai/api/v1/chat/completions', text)", 0),
+    ],
+)
+def test_a_function_that_sends_a_request_to_an_api_of_inference(call: str, number: int) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from elsewhere import describe, post_with_retry, session, BASE
+
+        app = FastAPI()
+
+        @app.post("/dreams")
+        async def dream(text: str):
+            answer = await {call}
+            return answer
+    """
+    assert codes(source) == ["HU004"] * number

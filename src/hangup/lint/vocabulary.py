@@ -120,6 +120,7 @@ STREAM_VERBS = frozenset(
     " generate_content_stream_async run_async".split()
 )
 
+_SENDS = re.compile(r"(^|_)(post|request|fetch|send)(_|$)")  # a function that sends a request: post_with_retry(url, body)
 HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch", "urlopen"})
 _PATH = re.compile(
     r"(/chat/completions|/v1/completions|(^|[^/])/completions|/v1/messages|/v1/responses|/api/chat|/api/generate|:generateContent"
@@ -164,7 +165,7 @@ def direct(module: Module, site: Site) -> str:
     """Return the verb by which this call makes an engine compute; "" if nothing shows that it does."""
     receiver, _, verb = site.name.rpartition(".")
     if verb not in _POSSIBLE and "transformers" not in module.packages and (receiver or not _is_called_itself(module, verb)):
-        return ""  # as most calls
+        return verb if _SENDS.search(verb) and _names_api(module, site) else ""  # the latter as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
     if (
@@ -344,10 +345,12 @@ def is_made_call(made: str, verb: str) -> bool:
 def _is_http_call(module: Module, site: Site) -> bool:
     if site.name.rpartition(".")[2] not in HTTP_VERBS or site.keyword("text") is not None:
         return False
+    return _names_api(module, site) or any(_is_generation(value) for value in _bodies(module, site))
+
+
+def _names_api(module: Module, site: Site) -> bool:
     texts = [text for node in _addresses(module, site) for text in _tails(module, site, node)]
-    if any(_PATH.search(text) and not (text.endswith("/messages") and _is_of_others(module, site)) for text in texts):
-        return True
-    return any(_is_generation(value) for value in _bodies(module, site))
+    return any(_PATH.search(text) and not (text.endswith("/messages") and _is_of_others(module, site)) for text in texts)
 
 
 def _is_of_others(module: Module, site: Site) -> bool:
