@@ -37,6 +37,10 @@ PARTS = (
     "twenty-third",
     "twenty-fourth",
     "twenty-fifth",
+    "twenty-sixth",
+    "twenty-seventh",
+    "twenty-eighth",
+    "twenty-ninth",
 )  # in the order of time
 
 
@@ -60,8 +64,11 @@ def precision(part: str, *, certain: bool = False) -> dict[str, tuple[int, int, 
 
 
 def recall(part: str, *, certain: bool = False) -> tuple[int, int]:
-    """Return how many of the leaks that were found by reading the linter reports, or as certain, and how many there are."""
-    leaks = [leak for leak in load("leaks.json") if leak["part"] == part]
+    """Return how many of the leaks that were found by reading the linter reports, or as certain, and how many there are.
+
+    Without those that their reader called minor, since the twenty-sixth set.
+    """
+    leaks = [leak for leak in load("leaks.json") if leak["part"] == part and "minor" not in leak]
     return sum(leak.get("certain", leak["found"]) if certain else leak["found"] for leak in leaks), len(leaks)
 
 
