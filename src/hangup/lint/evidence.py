@@ -1,10 +1,11 @@
 """What speaks for a finding: whether it is certain, or only likely.
 
-On code that the linter had not seen, these told the right findings from the others: that the generated text is passed on at
-every step from the model to the answer, that no name says that the client is after something else (that of the route, of the
-handler or of what is called), that no setting names something that stands in for the model, that a handler makes the call
-whatever it is asked for, and that the way to the model is short and has few branches: fewer still where a finding is about one
-place of several that may be run. How the call was found (by a type or a name) said nothing.
+On code that the linter had not seen, these told the right findings from the others: that no name says that the client is after
+something else (that of the route, of the handler or of what is called), that no setting names something that stands in for the
+model, and that a name says that the client asks something. Without such a name: that the generated text is passed on at every
+step from the model to the answer, that nothing on the way stores it, that a handler makes the call whatever it is asked for,
+and that the way to the model is short and has few branches: fewer still where a finding is about one place of several that may
+be run. How the call was found (by a type or a name) said nothing.
 """
 
 from __future__ import annotations
