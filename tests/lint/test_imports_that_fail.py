@@ -108,6 +108,24 @@ def test_a_router_whose_application_imports_another_one_that_cannot_be(tmp_path:
     assert found(tmp_path / "whole", files | {"bot/routes/users.py": "from bot.model import answer\n"}) == 1
 
 
+@pytest.mark.parametrize(("knows", "number"), [(True, 1), (False, 2)])  # the file itself is reported as well
+def test_a_file_that_is_no_python_in_what_the_application_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool, number: int
+) -> None:
+    monkeypatch.setattr("hangup.lint.broken.KNOWS_SYNTAX", knows)
+    summary = """
+        from bot.model import answer
+
+        async def summarize(text="", *, user, limit):
+            return await answer(text if else user)
+    """
+    files = PACKAGE | {
+        "bot/summary.py": summary,
+        "bot/app.py": app("from bot.model import answer", "from bot.summary import summarize"),
+    }
+    assert found(tmp_path, files) == number
+
+
 SCRIPTS = {"model.py": MODEL, "storage.py": "class Storage: pass\n", "web/chat.py": MODEL}
 
 

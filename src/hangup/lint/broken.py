@@ -1,14 +1,16 @@
 """Modules that cannot be imported: their handlers serve nobody.
 
 Only what is certain counts: a constructor of the project that the module itself calls without a required argument, a name that
-is imported from a module of the project whose text does not have it, a module that the project's package does not have, and a
-name that is defined nowhere; in the file itself or in one that it imports, through any number of others.
+is imported from a module of the project whose text does not have it, a module that the project's package does not have, a name
+that is defined nowhere, and, where Python is new enough to tell, what is no Python; in the file itself or in one that it
+imports, through any number of others.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -21,6 +23,7 @@ from hangup.lint.source import Module
 from hangup.lint.walking import walk
 
 _FROM = re.compile(r"^from[ \t]+([.\w]+)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n;(]+))", re.M)
+KNOWS_SYNTAX = sys.version_info >= (3, 12)  # since when hardly anything is new: what is no syntax here is none anywhere
 _COMMENT = re.compile(r"#[^\n]*")
 
 
@@ -112,7 +115,10 @@ class Broken:
         """Return whether a file raises by itself."""
         if path not in self._raising:
             facts = self._names.files.get(path)
-            by_itself = facts is not None and (bool(facts.ending) or self._lacks_argument(path))
+            if facts is None:
+                by_itself = KNOWS_SYNTAX and self._names.source.is_no_python(path)
+            else:
+                by_itself = bool(facts.ending) or self._lacks_argument(path)
             self._raising[path] = by_itself or self._imports_nothing(path)
         return self._raising[path]
 

@@ -88,6 +88,11 @@ class SourceFiles:
             self.on_read(path, facts)
         return facts is not None
 
+    def is_no_python(self, path: str) -> bool:
+        """Return whether a file was to be read and could not be parsed."""
+        entry = self._entries.get(path)
+        return entry is not None and entry.error is not None
+
     def read_users(
         self, name: str, *, method: bool, below: bool = False, beside: Collection[str] = (), like: Collection[str] = ()
     ) -> None:
