@@ -347,6 +347,38 @@ def test_a_long_way_to_the_model_or_one_with_branches_is_only_likely(count: int,
     assert levels(dedent(HEAD) + steps(count, branches), "") == [f"HU004 {level}"]
 
 
+@pytest.mark.parametrize(("count", "branches", "level"), [(4, 3, "certain"), (5, 0, "likely"), (1, 4, "likely")])
+def test_who_wants_a_text_waits_for_it_on_a_longer_way(count: int, branches: int, level: str) -> None:
+    source = dedent(HEAD) + steps(count, branches).replace("'/items'", "'/items/suggestions'")
+    assert levels(source, "") == [f"HU004 {level}"]
+
+
+@pytest.mark.parametrize(
+    ("route", "name", "level"),
+    [
+        ("/summaries/analyze", "post", "certain"),
+        ("/items", "rewriteText", "certain"),
+        ("/items", "createPlan", "certain"),  # handed in, and a text is wanted
+        ("/items", "create_item", "likely"),
+        ("/feedback", "post", "likely"),
+        ("/items/analyze", "run_evaluation", "certain"),
+        ("/items", "run_evaluation", "likely"),
+        ("/chat/confirm", "post", "likely"),
+        ("/chat", "chat_resume", "likely"),
+    ],
+)
+def test_what_a_client_has_done_may_be_wanted_without_it(route: str, name: str, level: str) -> None:
+    source = f"""
+    async def first(text):
+        return await work(text)
+
+    @app.post("{route}")
+    async def {name}(text: str):
+        return {{"made": await first(text)}}
+    """
+    assert levels(source) == [f"HU004 {level}"]
+
+
 @pytest.mark.parametrize(
     ("count", "branches", "level"),
     [(3, 0, "certain"), (4, 0, "likely"), (2, 1, "certain"), (3, 1, "likely"), (1, 2, "certain"), (2, 2, "likely")],
@@ -362,7 +394,12 @@ def test_a_place_that_blocks_needs_a_shorter_way(count: int, branches: int, leve
         ("add_dream", "db.session.commit()", "likely"),
         ("create_moment", "await moments.insert_one(made)", "likely"),
         ("dream", "await keep(made)", "likely"),  # on the way
-        ("add_dream", "notes.add(made)", "certain"),  # of a set, maybe
+        ("dream", "notes.add(made)", "certain"),  # of a set, maybe
+        ("add_dream", "notes.add(made)", "likely"),  # handed in, whatever becomes of it
+        ("explore_dream", "db.session.commit()", "likely"),
+        ("analyze_dream", "db.session.commit()", "certain"),  # a text is wanted,
+        ("analyze_dream", "await keep(made)", "certain"),
+        ("analyze_dream", "await keep_on(made)", "likely"),  # but it is stored far from the handler
         ("add_message", "db.session.commit()", "certain"),  # an answer all the same
         ("ask_about_dream", "db.session.commit()", "certain"),
     ],
@@ -370,9 +407,12 @@ def test_a_place_that_blocks_needs_a_shorter_way(count: int, branches: int, leve
 def test_what_is_stored_may_be_wanted_even_if_nobody_waits(name: str, line: str, level: str) -> None:
     source = f"""
     async def keep(made):
-        await work(made)
+        made = await work(made)
         db.session.commit()
         return made
+
+    async def keep_on(made):
+        return await keep(made)
 
     @app.post("/dreams")
     async def {name}(text: str):

@@ -17,15 +17,20 @@ from hangup.lint.purposes import (
     converses,
     has_no_client,
     has_other_end,
+    has_something_done,
     is_old_copy,
     is_written_to,
     says_answer,
     says_generation,
     takes_in,
+    wants_text,
 )
 
 STEPS_MAX = 4  # from a handler to the model,
 BRANCHES_MAX = 1  # and branches on the way
+STEPS_TO_WANTED_MAX = 5  # the same where a client wants a text,
+BRANCHES_TO_WANTED_MAX = 3
+STEPS_TO_STORED_MAX = 2  # which is stored, too
 STEPS_TO_PLACE_MAX = 3  # the same for a certain place,
 STEPS_WITH_BRANCH_MAX = 2  # with a branch on the way,
 STEPS_WITH_BRANCHES_MAX = 1  # or with several
@@ -53,9 +58,14 @@ def is_run_certainly(project: Project, path: str, handler: FunctionFacts, refere
     """Return whether a handler certainly makes a call, whatever it is asked for, and its client waits for what is generated."""
     if not is_for_answer(project, path, handler, reference):
         return False
-    if converses(handler.name, handler.path):
+    names = (handler.name, handler.path)
+    if converses(*names):
         return True
-    if (runs.stored or handler.stores) and not is_written_to(handler.name, handler.path):
+    stored = runs.stored or handler.stores
+    if wants_text(*names) and not has_something_done(*names):
+        most = (STEPS_TO_STORED_MAX, BRANCHES_MAX) if stored else (STEPS_TO_WANTED_MAX, BRANCHES_TO_WANTED_MAX)
+        return runs.passed and runs.steps <= most[0] and runs.branches <= most[1]
+    if not is_written_to(*names) and (stored or (has_something_done(*names) and not wants_text(*names))):
         return False  # what is made and stored may be wanted even if nobody waits for it
     return runs.steps <= STEPS_MAX and runs.branches <= BRANCHES_MAX and runs.passed and not runs.decided
 

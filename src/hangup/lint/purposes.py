@@ -72,7 +72,22 @@ _CONVERSES = re.compile(
     re.I,
 )
 _WRITES_TO = re.compile(r"(^|[/_-])(question|messages?|prompt\w*|invoke|assist\w*|search|respond|response)([/_-]|$)", re.I)
-_HANDS_IN = re.compile(r"^(create|add|save|submit|update|edit|retry|delete)_", re.I)
+# A client wants a text: what is generated is what it waits for.
+_WANTS = re.compile(
+    r"(^|[/_-])(re_?)?(generat\w*|analy[sz]\w*|suggest\w*|recommend\w*|compar\w*|insights?|rewrit\w*|write|writing|refin\w*|rephras\w*"
+    r"|optimi[sz]\w*|improv\w*|enhanc\w*|summar\w*|plans?|drafts?|compose|hints?|opinions?|advi[cs]e|justify|investigat\w*"
+    r"|transliterat\w*|extract\w*|interpret\w*|diagnos\w*|describe|description|critique|review|brainstorm\w*|brief|coach\w*|report"
+    r"|sql|quiz\w*|recipes?|stor(y|ies)|llm|gpt|ai|agents?|agentic)([/_-]|$)",
+    re.I,
+)
+# A client hands something in, or has something done: it may be wanted whether or not the client waits for it.
+_HANDS_IN = re.compile(r"^(create|add|save|submit|update|edit|retry|delete|log|register|queue|schedule|complete)_", re.I)
+_HAS_DONE = re.compile(
+    r"(^|[/_-])(evaluat\w*|feedbacks?|categori[sz]\w*|label\w*|reminders?|sync\w*|queue\w*|schedul\w*|compress\w*|evolve\w*|trigger\w*"
+    r"|bulk\w*|replay\w*|attack\w*|publish)([/_-]|$)",
+    re.I,
+)
+_CONFIRMS = re.compile(r"(^|[/_-])(resume|confirm\w*|approv\w*|reject\w*)([/_-]|$)", re.I)
 # A file that was kept when another took its place; `legacy` routes in a file of their own may well be served.
 _OLD_COPY = re.compile(r"(^|[/_.-])(back_?ups?|bak|old|archived?|deprecated|original|copy)(\d|[/_.-]|$)|(^|/)legacy/", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -123,12 +138,32 @@ def is_storing(call: str) -> bool:
 
 def converses(name: str, path: str) -> bool:
     """Return whether a client asks a handler something, by its name or its path, and so waits for what it says."""
-    return bool(_CONVERSES.search(path)) or (bool(_CONVERSES.search(name)) and not _HANDS_IN.search(name))
+    asks = bool(_CONVERSES.search(path)) or (bool(_CONVERSES.search(name)) and not _HANDS_IN.search(name))
+    return asks and not _confirms(name, path)
 
 
 def is_written_to(name: str, path: str) -> bool:
     """Return whether a client asks a handler something, or sends it a message, by its name or its path."""
-    return any(p.search(text) is not None for p in (_CONVERSES, _WRITES_TO) for text in (name, path))
+    found = any(p.search(text) is not None for p in (_CONVERSES, _WRITES_TO) for text in (name, path))
+    return found and not _confirms(name, path)
+
+
+def wants_text(name: str, path: str) -> bool:
+    """Return whether a client wants a handler to write something for it, by the handler's name or path."""
+    return any(_WANTS.search(text) is not None for text in (_CAMEL.sub("_", name), path))
+
+
+def has_something_done(name: str, path: str) -> bool:
+    """Return whether a client hands something in, or starts something, that may be wanted even if it does not wait."""
+    words = _CAMEL.sub("_", name)
+    if _HANDS_IN.search(words) is not None or _confirms(words, path):
+        return True
+    return _HAS_DONE.search(words) is not None or _HAS_DONE.search(path) is not None
+
+
+def _confirms(name: str, path: str) -> bool:
+    """Return whether a client lets something go on that it was asked about: `/chat/confirm`."""
+    return _CONFIRMS.search(name) is not None or _CONFIRMS.search(path) is not None
 
 
 def says_generation(reference: str) -> bool:
