@@ -1,15 +1,19 @@
-"""Compiles the way of a call for a wheel, if HANGUP_COMPILE=1 is set when the wheel is built.
+"""Compiles the way of a call for a wheel, if HANGUP_COMPILE=1 or HANGUP_COMPILE=trained is set when the wheel is built.
 
 mypyc turns the modules below into one C extension, from the same sources: they stay in the wheel, and Python prefers the
-extension. All other modules, and the wheel without that variable, are plain Python. See "Compiled wheels" in ARCHITECTURE.md.
+extension. All other modules, and the wheel without that variable, are plain Python. A trained one is compiled twice: GCC counts
+in a first build how often each branch is taken while `bench/training.py` plays calls, and lays the second one out for that.
+See "Compiled wheels" in ARCHITECTURE.md.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -63,10 +67,16 @@ COMPILED = (
     "gateway/trace_attributes.py",
 )
 
+# Functions of the extension call each other directly: nothing outside of it may take their place.
+_DIRECT = "-fvisibility=hidden -fno-semantic-interposition"
+_DIRECT_LINKS = "-Wl,-Bsymbolic" if sys.platform == "linux" else ""
+_CFLAGS, _LDFLAGS = os.environ.get("CFLAGS", ""), os.environ.get("LDFLAGS", "")  # as whoever builds gives them
+
 
 class CompileHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
-        return ["mypy==2.4.1", "setuptools", "types-setuptools"] if _is_wanted() else []
+        compiling = ["mypy==2.4.1", "setuptools", "types-setuptools"] if _is_wanted() else []
+        return compiling + (self.metadata.core.optional_dependencies["gateway"] if _is_trained() else [])
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or version == "editable" or not _is_wanted():
@@ -88,17 +98,20 @@ def _is_wanted() -> bool:
     return os.environ.get("HANGUP_COMPILE", "0") not in ("", "0")
 
 
+def _is_trained() -> bool:
+    return os.environ.get("HANGUP_COMPILE") == "trained"
+
+
 def _compile(out: Path) -> None:
     """Compile the modules into `out`, from the project's folder."""
     from mypyc.build import mypycify  # noqa: PLC0415 - there only where it is wanted
-    from setuptools import setup  # noqa: PLC0415
 
     os.environ["MYPYPATH"] = "src"
     files = [str(path) for pattern in COMPILED for path in sorted(Path("src/hangup").glob(pattern))]
     files = [file for file in files if not file.endswith("__init__.py")]
     with tempfile.TemporaryDirectory() as temporary:
         extensions = mypycify(
-            ["--no-warn-unused-ignores", *files],
+            ["--no-warn-unused-ignores", "--ignore-missing-imports", *files],  # of extras that are not installed here
             opt_level="2",
             debug_level="0",
             multi_file=True,
@@ -106,8 +119,37 @@ def _compile(out: Path) -> None:
             target_dir=temporary,
         )
         _without_weak_references(extensions)
-        arguments = ["-q", "build_ext", "--build-lib", str(out), "--build-temp", temporary, "--parallel", str(os.cpu_count())]
-        setup(name="hangup", packages=[], ext_modules=extensions, script_args=arguments)
+        if _is_trained() and _is_gcc():
+            counting = Path(temporary) / "counting"
+            _build(extensions, counting, temporary, "-fprofile-generate -fprofile-update=prefer-atomic")
+            _train(counting)
+            _build(extensions, out, temporary, "-fprofile-use -fprofile-correction -Wno-missing-profile")
+        else:
+            _build(extensions, out, temporary)
+
+
+def _build(extensions: list[Any], out: Path, temporary: str, flags: str = "") -> None:
+    """Have the C compiler build the extensions into `out`. GCC keeps its counts beside the objects, in the temporary folder."""
+    from setuptools import setup  # noqa: PLC0415
+
+    os.environ["CFLAGS"] = f"{_CFLAGS} {_DIRECT} {flags}"
+    os.environ["LDFLAGS"] = f"{_LDFLAGS} {_DIRECT_LINKS}"
+    arguments = ["-q", "build_ext", "--force", "--build-lib", str(out), "--build-temp", temporary]
+    setup(name="hangup", packages=[], ext_modules=extensions, script_args=[*arguments, "--parallel", str(os.cpu_count())])
+
+
+def _is_gcc() -> bool:
+    """Return whether the compiler is GCC: others count in other ways, and build without training."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()
+    said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603
+    return "Free Software Foundation" in said
+
+
+def _train(counting: Path) -> None:
+    """Play calls against the gateway of the first build, which writes its counts beside the objects when it ends."""
+    shutil.copytree("src/hangup", counting / "hangup", dirs_exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(counting), *sys.path])}
+    subprocess.run([sys.executable, "-m", "bench.training"], check=True, env=environment)
 
 
 def _without_weak_references(extensions: list[Any]) -> None:
