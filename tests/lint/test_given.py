@@ -293,3 +293,31 @@ def test_of_several_calls_that_of_the_model_is_named() -> None:
     """
     (finding,) = lint_source(dedent(HEAD) + dedent(source))
     assert finding.message.startswith("`client.chat.completions.create` runs to its end")
+
+
+GUARDED = """
+    def answer(text):
+        return blocking.chat.completions.create(model="m", messages=[text])
+
+    def guarded(function, *arguments):
+        try:
+            {body}
+        except ValueError:
+            return ""
+
+    @app.post("/ask")
+    def ask(text: str):
+        return guarded({given}, text)
+"""
+
+
+def test_a_function_runs_the_function_that_it_is_given() -> None:
+    assert found(GUARDED.format(body="return function(*arguments)", given="answer")) == ["HU004 certain"]
+
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [("return len(arguments)", "answer"), ("return function(*arguments)", "print"), ("return arguments[0]()", "answer")],
+)
+def test_a_function_that_is_only_given_is_not_run(body: str, given: str) -> None:
+    assert found(GUARDED.format(body=body, given=given)) == []

@@ -315,3 +315,47 @@ def test_an_agent_whose_messages_are_collected(package: str) -> None:
             return found
     """
     assert [message[:13] for message in messages(source.replace("PACKAGE", package))] == ["HU004 `query`"]
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "rule"),
+    [
+        ("Agent(model='m')", "agent(text)", "HU005"),
+        ("Agent(model='m')", "await agent.invoke_async(text)", "HU004"),
+        ("Pipeline()", "agent.run({'llm': {'messages': [text]}})", "HU005"),
+        ("Helper(tools=[])", "agent.run(messages=[text])", "HU005"),
+        ("Store()", "agent(text)", ""),
+    ],
+)
+def test_agents_of_strands_and_pipelines_of_haystack_run_models(made: str, asked: str, rule: str) -> None:
+    source = f"""
+    from fastapi import FastAPI
+    from haystack import Pipeline
+    from haystack.components.agents import Agent as Helper
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from stores import Store
+    from strands import Agent
+
+    app = FastAPI()
+
+    @app.post("/ask")
+    async def ask(text: str):
+        agent = {made}
+        return {asked}
+    """
+    assert [message[:5] for message in messages(source)] == [rule] * bool(rule)
+
+
+def test_a_pipeline_of_haystack_without_a_model_runs_none() -> None:
+    source = """
+    from fastapi import FastAPI
+    from haystack import Pipeline
+
+    app = FastAPI()
+
+    @app.post("/search")
+    async def search(text: str):
+        found = Pipeline()
+        return found.run({"retriever": {"query": text}})
+    """
+    assert messages(source) == []

@@ -50,7 +50,7 @@ class CallFacts:
 class Spawn:
     """Work that is given to something else to run: a background task, a task, a thread or an executor."""
 
-    kind: str  # background, task, thread, executor
+    kind: str  # background, task, thread, executor; called: by a function of the project that is given it
     target: str  # a reference, or `#3` for the function with that number in the file
     place: Place
     handle: str  # await, drop, value, or the name that it is assigned to

@@ -443,9 +443,14 @@ class Project:
         spawn = function.spawns[index]
         if spawn.direct:
             return
-        is_it = self.is_exactly if spawn.kind == "method" else self._resolves
-        if is_it(spawner, spawn.target, key):
+        is_it = self.is_exactly if spawn.kind in {"method", "called"} else self._resolves
+        if is_it(spawner, spawn.target, key) and (spawn.kind != "called" or self._is_called_by(spawner, spawn.verb)):
             self._mark_spawn(spawner, function, index, spawn, runs, fresh)
+
+    def _is_called_by(self, spawner: Key, ref: str) -> bool:
+        """Return whether a function of the project calls what it is given first, and returns the answer."""
+        found = [self.function(key) for key in self.names.callees(*spawner, ref)]
+        return bool(found) and all(next(iter(f.parameters), "") + "()" in f.returned and not f.is_async for f in found)
 
     def is_exactly(self, caller: Key, ref: str, key: Key) -> bool:
         """Return whether a reference stands for this function, not only by its name: `body.answer` is no function."""
@@ -466,6 +471,8 @@ class Project:
         if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
             passed = runs.passed and not spawn.lost
             self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False, passed=passed), fresh)
+        elif spawn.kind == "called" and runs.blocks and not function.is_async and not function.yields and not runs.streams:
+            self._set(key, replace(runs, passed=runs.passed and not spawn.lost), fresh)
 
 
 def _rank(runs: Runs) -> int:

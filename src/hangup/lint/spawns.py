@@ -37,6 +37,8 @@ def spawn(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
         _give(module, site, last, made)
     elif site.awaited:
         _pass(module, site, made)
+    elif site.node.args and _may_be_function(module, site.node.args[0]) and _may_be_function(module, site.node.func):
+        _note(module, site, made, "called", site.node.args[0])  # guarded(ask, text): if guarded() calls what it is given
     if _ends(last):
         made.cancels = True
         made.ends |= _is_ending(site.frame)

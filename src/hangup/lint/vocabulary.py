@@ -68,7 +68,9 @@ NOT_MODELS = frozenset(
 )
 _MODEL_NAMES = frozenset("llm chain model agent graph chat runnable executor workflow engine llama chatbot".split())
 CHAIN_VERBS = frozenset("invoke batch predict apredict arun agenerate stream run acall apply".split())
-AGENT_VERBS = frozenset("run arun run_sync run_stream print_response aprint_response chat achat acomplete complete".split())
+AGENT_VERBS = frozenset(
+    "run arun run_sync run_stream print_response aprint_response chat achat acomplete complete invoke_async".split()
+)
 ENGINE_VERBS = frozenset("generate async_generate generate_async generate_stream stream_generate generate_request".split())
 _ENGINE_NAMES = frozenset("engine llm model llama".split())
 INDEX_VERBS = frozenset("query aquery chat achat stream_chat astream_chat complete acomplete stream_complete".split())
@@ -76,7 +78,7 @@ FRAMEWORKS_OF_CHAINS = frozenset(
     "langchain langchain_core langchain_openai langchain_community langchain_anthropic langchain_ollama langchain_google_genai"
     " langchain_groq langgraph langchain_classic langserve".split()
 )
-AGENT_PACKAGES = frozenset("pydantic_ai agno phi crewai smolagents agents autogen strands google llama_index".split())
+AGENT_PACKAGES = frozenset("pydantic_ai agno phi crewai smolagents agents autogen strands google llama_index haystack".split())
 LOCAL_ENGINES = frozenset("transformers torch llama_cpp mlx_lm mlx_vlm ctransformers vllm".split())
 GENERATION_KEYWORDS = ("input_ids", "max_new_tokens", "streamer", "generation_config", "logits_processor", "sampling_params")
 
@@ -107,6 +109,8 @@ MADE_VERBS = frozenset(
 LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausalLM"})
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
 _PIPELINE = "transformers.pipeline"
+_CALLED = frozenset({_PIPELINE, "strands.Agent"})  # what they make is called itself
+BLOCKING_AGENTS = frozenset({"strands.Agent", "haystack.components.agents.Agent", "hangup.pipeline"})
 # Tasks of pipelines that write no text.
 _OTHER_TASKS = re.compile(
     r"classif|sentiment|^ner$|fill-mask|feature|speech|audio|detect|segment|depth|question-answering|matching|to-image"
@@ -133,20 +137,13 @@ _NO_GENERATION = re.compile(
     re.I,
 )
 _KEYS_OF_TOKENS = frozenset("grant_type refresh_token client_secret code_verifier redirect_uris client_assertion".split())
-_CAPPED_TAILS = (
-    "completions.create",
-    "completions.parse",
-    "completions.stream",
-    "responses.create",
-    "responses.stream",
-    "responses.parse",
+_CAPPED_TAILS = tuple(
+    "completions.create completions.parse completions.stream responses.create responses.stream responses.parse".split()
 )
 _CAPPED_FUNCTIONS = frozenset({"litellm.completion", "litellm.acompletion"})
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "options", "extra_body", "config")
 
-
 BRIEF_TOKENS_MAX = 50
-
 # Whose `model.predict(features)` has numbers or labels for an answer.
 _CLASSIFYING = frozenset("numpy pandas sklearn xgboost lightgbm catboost joblib tensorflow keras".split())
 
@@ -164,7 +161,8 @@ _POSSIBLE = (
 def direct(module: Module, site: Site) -> str:
     """Return the verb by which this call makes an engine compute; "" if nothing shows that it does."""
     receiver, _, verb = site.name.rpartition(".")
-    if verb not in _POSSIBLE and "transformers" not in module.packages and (receiver or not _is_called_itself(module, verb)):
+    calls_made = module.packages & {"transformers", "strands"}  # pipe(prompt), agent(prompt)
+    if verb not in _POSSIBLE and not calls_made and (receiver or not _is_called_itself(module, verb)):
         return verb if _SENDS.search(verb) and _names_api(module, site) else ""  # the latter as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
@@ -175,7 +173,7 @@ def direct(module: Module, site: Site) -> str:
     ):
         return verb
     made = maker_of(module, site)
-    if made and (is_made_call(made, verb) or (made == _PIPELINE and _is_called(site))):
+    if made and (is_made_call(made, verb) or (made in _CALLED and _is_called(site))):
         return verb
     return ""
 
@@ -282,16 +280,14 @@ def maker_of(module: Module, site: Site) -> str:
     node: ast.expr = site.node.func
     while isinstance(node, ast.Attribute):
         node = node.value
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            for value in module.values_of(node, site.function):
-                if made := made_by(module, value.body if isinstance(value, ast.IfExp) else value):
-                    return made
-        elif isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):
             return made_by(module, node)
-    if isinstance(node, ast.Name):
         for value in module.values_of(node, site.function):
-            if (made := made_by(module, value)) == _PIPELINE:
+            if made := made_by(module, value.body if isinstance(value, ast.IfExp) else value):
                 return made
+    for value in module.values_of(site.node.func, site.function) if _is_called(site) else ():
+        if (made := made_by(module, value)) in _CALLED:
+            return made
     return ""
 
 
@@ -312,6 +308,10 @@ def made_by(module: Module, value: ast.expr) -> str:
         return "hangup.chain"
     if last in {"with_structured_output", "bind_tools", "with_retry", "with_config"}:
         return "hangup.chain"
+    if name in BLOCKING_AGENTS:
+        return name
+    if name == "haystack.Pipeline":
+        return "hangup.pipeline" if any(".generators." in used for used in module.imports.values()) else ""
     if last == "Agent" and module.packages & AGENT_PACKAGES:
         return "hangup.agent"
     if name in CLIENTS:
@@ -335,7 +335,7 @@ def is_made_call(made: str, verb: str) -> bool:
         return verb in CLIENTS[made]
     if last in CHAINS or made == "hangup.chain":
         return verb in CHAIN_VERBS or verb in OWN_VERBS or verb in {"__call__", "call"}
-    if made == "hangup.agent" or (last == "Agent" and made.partition(".")[0] in AGENT_PACKAGES):
+    if made in {"hangup.agent", "hangup.pipeline"} or (last == "Agent" and made.partition(".")[0] in AGENT_PACKAGES):
         return verb in AGENT_VERBS or verb in OWN_VERBS
     if last in LOCAL_MODELS:
         return verb in ENGINE_VERBS or verb in {"create_chat_completion", "create_completion", "chat"}

@@ -9,6 +9,7 @@ from hangup.lint.facts import UNKNOWN
 from hangup.lint.source import Module, Site
 from hangup.lint.vocabulary import (
     ASYNC_CLIENTS,
+    BLOCKING_AGENTS,
     CLIENTS,
     ENGINE_VERBS,
     GENERATION_KEYWORDS,
@@ -51,7 +52,7 @@ def blocks(module: Module, site: Site, verb: str) -> int:
     last = made.rpartition(".")[2]
     if last in ASYNC_CLIENTS or made in _ASYNC_CLIENTS_OF_OTHERS:
         return 0
-    if last in SYNC_CLIENTS or made in CLIENTS or last in LOCAL_MODELS or last == "pipeline":
+    if last in SYNC_CLIENTS or made in CLIENTS or last in LOCAL_MODELS or last == "pipeline" or made in BLOCKING_AGENTS:
         return 1
     if verb in _BLOCKING_VERBS:
         return 1

@@ -137,8 +137,10 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
         if (
             found is not None
             and not (found.forwards and not _INFERENCE.search(function.path))
-            and spawn.kind in {"executor", "passed", "method"}
-            and spawn.handle == "await"
+            and (
+                (spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await")
+                or (spawn.kind == "called" and found.blocks and own_loop)
+            )
             and not found.streams
             and not (found.kept or found.labels)
             and not spawn.stoppable
