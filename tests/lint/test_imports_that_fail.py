@@ -81,6 +81,15 @@ def test_a_folder_with_the_name_of_a_package_from_outside_is_not_that_package(tm
     assert found(tmp_path, files) == 1
 
 
+def test_a_package_inside_another_is_not_the_one_of_that_name_from_outside(tmp_path: Path) -> None:
+    files = PACKAGE | {
+        "bot/mcp/__init__.py": "from .server import serve\n",
+        "bot/mcp/server.py": "from bot.model import answer\nfrom mcp.types import Tool\n\nserve = Tool\n",
+        "main.py": app("from bot.mcp import serve", "from bot.model import answer"),
+    }
+    assert found(tmp_path, files) == 1
+
+
 def test_a_router_whose_application_imports_another_one_that_cannot_be(tmp_path: Path) -> None:
     router = """
         from fastapi import APIRouter

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import PurePath
 from typing import NamedTuple
 
 from hangup.lint.facts import UNKNOWN
@@ -141,7 +142,8 @@ class Broken:
         """Return whether a file imports something of the project that is not there."""
         imports = self._imported(path)
         own = {_package(imported.module) for imported in imports if imported.file}
-        found = [imported for imported in imports if self._is_absent(path, imported, own)]
+        inside = {_package(i.module) for i in imports if _parent(i.file, _package(i.module)) in own}
+        found = [i for i in imports if _package(i.module) not in inside and self._is_absent(path, i, own - inside)]
         return bool(found) and not written_at_import(self._text(path)).isdisjoint((i.module, i.name) for i in found)
 
     def _is_absent(self, path: str, imported: Imported, own: set[str]) -> bool:
@@ -174,6 +176,15 @@ class Broken:
 def _package(module: str) -> str:
     """Return the package that a module is in; "" for one that is named from the importer's own."""
     return module.partition(".")[0]
+
+
+def _parent(file: str, package: str) -> str:
+    """Return the folder that a package's folder is in: where that is imported as a package, too, the other is from outside.
+
+    As `mcp` in adapters/mcp/server.py, which has `from adapters.db import ...` and `from mcp.types import ...`.
+    """
+    folders = PurePath(file).parts
+    return folders[folders.index(package) - 1] if package and package in folders[1:] else "\n"
 
 
 def written_at_import(text: str) -> set[tuple[str, str]]:
