@@ -20,7 +20,11 @@ SOURCE = """
     USE_MODEL = os.getenv("USE_MODEL", "false").lower() == "true"
     ON = env_bool("ON", True)
     ALLOWED = set()
+    SESSIONS = {}
     FAMILY = "rules"
+
+    def begin(session):
+        SESSIONS[session.id] = session
 
     def is_enabled():
         if not os.environ.get("KEY"):
@@ -73,6 +77,7 @@ OFF = [
 ON = [
     "if not USE_MODEL:\n    return await complete(text)",
     "if ON:\n    return await complete(text)",
+    "if text not in SESSIONS:\n    return text\nreturn await complete(text)",
     "if mode == 'rules':\n    return await complete(text)",
     "if not key:\n    return text\nreturn await complete(text)",
     "if key is not None:\n    return await complete(text)",

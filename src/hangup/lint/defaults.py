@@ -27,6 +27,7 @@ _COLLECTIONS = frozenset({"set", "list", "tuple", "frozenset", "dict"})
 _DECLARED = frozenset({"Field", "field", "SettingsField"})
 _ASSIGNED = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)[ \t]*")
 _SETTINGS_FILE = re.compile(r"(^|/)(\w+_)?(settings?|config|conf)(/|\.py$)")
+_FILLED = re.compile(r"\[[^\]\n]*\][ \t]*=(?!=)|\.(append|add|insert|extend|update|setdefault)\(")  # a table that starts empty
 _ON = re.compile(r"[\"']?\s*(?::\s*bool\s*)?[=:]\s*True\b")
 Values = Mapping[str, ast.expr]
 
@@ -84,7 +85,7 @@ class Defaults:
         for where, text in texts:
             for place in _places(name, text):
                 end = place + len(name)
-                on = on or _ON.match(text, end) is not None
+                on = on or _ON.match(text, end) is not None or _FILLED.match(text, end) is not None
                 declared = _ASSIGNED.match(text, end)
                 line = text[text.rfind("\n", 0, place) + 1 : place]
                 if declared is None or own or line.strip() not in {"", "self."} or (settings and where not in settings):
