@@ -41,6 +41,9 @@ PARTS = (
     "twenty-seventh",
     "twenty-eighth",
     "twenty-ninth",
+    "thirtieth",
+    "thirty-first",
+    "thirty-second",
 )  # in the order of time
 
 
