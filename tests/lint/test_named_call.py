@@ -359,3 +359,25 @@ def test_a_pipeline_of_haystack_without_a_model_runs_none() -> None:
         return found.run({"retriever": {"query": text}})
     """
     assert messages(source) == []
+
+
+@pytest.mark.parametrize(("lines", "number"), [("", 1), ("    def llm(self, text):\n            return text", 0)])
+def test_a_model_of_an_instance_is_called_itself(lines: str, number: int) -> None:
+    source = f"""
+    from fastapi import FastAPI
+    from langchain_openai import OpenAI
+
+    app = FastAPI()
+
+    class Cook:
+        def recipe(self, text):
+            answer = self.llm(text)
+            return answer
+
+    {lines}
+
+    @app.post("/ask")
+    def ask(text: str):
+        return Cook().recipe(text)
+    """
+    assert len(messages(source)) == number

@@ -41,6 +41,8 @@ def found(tmp_path: Path, files: dict[str, str]) -> list[tuple[str, str]]:
         "async def ask(request: Request, text: str):\n"
         "    service = request.app.state.rag\n    return await service.process(text)",
         "async def ask(text: str):\n    return await app.state.rag.process(text)",
+        "async def ask(request: Request, text: str):\n"
+        "    service = getattr(request.app.state, 'rag', None)\n    return await service.process(text)",
     ],
 )
 def test_what_app_state_holds(tmp_path: Path, handler: str) -> None:

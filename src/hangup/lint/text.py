@@ -20,7 +20,7 @@ _CONTAINERS = frozenset(
 
 
 def reference(node: ast.AST | None) -> str:
-    """Return `a.b`, `a.b()` or `a[].b` for names, calls and subscripts; "" for anything else."""
+    """Return `a.b`, `a.b()` or `a[].b` for names, calls and subscripts, also by getattr(); "" for anything else."""
     if isinstance(node, Constant):
         return ""
     parts: list[str] = []
@@ -35,8 +35,12 @@ def reference(node: ast.AST | None) -> str:
             parts.reverse()
             return "".join(parts)
         elif isinstance(node, Call):
-            parts.append("()")
-            node = node.func
+            if isinstance(node.func, Name) and node.func.id == "getattr" and (name := _asked_for(node)):
+                parts.append("." + name)
+                node = node.args[0]
+            else:
+                parts.append("()")
+                node = node.func
         elif isinstance(node, ast.Subscript):
             parts.append("[]")
             node = node.value
@@ -44,6 +48,12 @@ def reference(node: ast.AST | None) -> str:
             node = node.value
         else:
             return ""
+
+
+def _asked_for(call: Call) -> str:
+    """Return the attribute in getattr(app.state, "pipeline", None), which is app.state.pipeline."""
+    name = call.args[1].value if len(call.args) > 1 and isinstance(call.args[1], Constant) else ""
+    return name if isinstance(name, str) else ""
 
 
 def annotation(node: ast.AST | None) -> str:

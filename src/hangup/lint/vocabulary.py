@@ -162,7 +162,7 @@ def direct(module: Module, site: Site) -> str:
     """Return the verb by which this call makes an engine compute; "" if nothing shows that it does."""
     receiver, _, verb = site.name.rpartition(".")
     calls_made = module.packages & {"transformers", "strands"}  # pipe(prompt), agent(prompt)
-    if verb not in _POSSIBLE and not calls_made and (receiver or not _is_called_itself(module, verb)):
+    if verb not in _POSSIBLE and not calls_made and not _is_called_itself(module, site.name):
         return verb if _SENDS.search(verb) and _names_api(module, site) else ""  # the latter as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
@@ -233,8 +233,8 @@ def _is_sdk_call(module: Module, site: Site, receiver: str, verb: str) -> bool:
 def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool:
     """Return whether the receiver is called a model and the verb is one of models."""
     words = _words(receiver)
-    if not receiver:
-        return _is_called_itself(module, verb)
+    if not receiver or site.name == "self.llm":
+        return _is_called_itself(module, site.name)
     if words & NOT_MODELS:
         return False
     packages = module.packages
@@ -266,13 +266,13 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _is_called_itself(module: Module, name: str) -> bool:
-    """Return whether `qa_chain({...})` or `llm(prompt)` calls a chain or a local model."""
+    """Return whether `qa_chain({...})`, `llm(prompt)` or `self.llm(prompt)` calls a chain or a local model."""
+    if ("." in name and name != "self.llm") or name[:1].isupper():
+        return False  # a method, or a class: ChainResponse(text)
     words = _words(name)
     if not module.packages & (FRAMEWORKS_OF_CHAINS | LOCAL_ENGINES) or len(words) > 2 or name in module.imports:
         return False
-    if name[:1].isupper():
-        return False  # a class: ChainResponse(text)
-    return "chain" in words or name in {"llm", "self.llm"}
+    return "chain" in words or (words == {"llm"} and all(function.name != "llm" for function in module.functions))
 
 
 def maker_of(module: Module, site: Site) -> str:
