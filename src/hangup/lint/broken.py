@@ -178,13 +178,13 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _parent(file: str, package: str) -> str:
+def _parent(file: str, package: str) -> str | None:
     """Return the folder that a package's folder is in: where that is imported as a package, too, the other is from outside.
 
     As `mcp` in adapters/mcp/server.py, which has `from adapters.db import ...` and `from mcp.types import ...`.
     """
     folders = PurePath(file).parts
-    return folders[folders.index(package) - 1] if package and package in folders[1:] else "\n"
+    return folders[folders.index(package) - 1] if package and package in folders[1:] else None
 
 
 def written_at_import(text: str) -> set[tuple[str, str]]:

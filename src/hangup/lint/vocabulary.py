@@ -110,6 +110,7 @@ LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausal
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
 _PIPELINE = "transformers.pipeline"
 _CALLED = frozenset({_PIPELINE, "strands.Agent"})  # what they make is called itself
+# Their verbs block, unless the verb says otherwise.
 BLOCKING_AGENTS = frozenset({"strands.Agent", "haystack.components.agents.Agent", "hangup.pipeline"})
 # Tasks of pipelines that write no text.
 _OTHER_TASKS = re.compile(
