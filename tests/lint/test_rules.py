@@ -157,8 +157,8 @@ def test_a_blocking_call_through_functions_of_the_module() -> None:
     assert codes(source) == ["HU005"]
 
 
-def test_requests_in_an_async_function_are_left_to_others() -> None:
-    """ruff and flake8-async report them as ASYNC210."""
+def test_that_requests_block_an_async_function_is_left_to_others() -> None:
+    """ruff and flake8-async report it as ASYNC210; that nobody watches the client, they do not."""
     source = """
         import requests
         from fastapi import FastAPI
@@ -169,7 +169,50 @@ def test_requests_in_an_async_function_are_left_to_others() -> None:
         async def ask(question: str):
             return requests.post("http://engine/v1/chat/completions", json={"model": "m", "messages": []}).json()
     """
-    assert codes(source) == []
+    assert codes(source) == ["HU004"]
+
+
+@pytest.mark.parametrize(("loop", "found"), [("for", ["HU005"]), ("async for", [])])
+def test_a_plain_loop_over_a_stream_blocks(loop: str, found: list[str]) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from fastapi.responses import StreamingResponse
+        import llm
+
+        app = FastAPI()
+
+        def parts(question):
+            for chunk in llm.client.chat.completions.create(model="m", messages=[question], stream=True, max_tokens=9):
+                yield chunk
+
+        @app.post("/ask")
+        async def ask(question: str):
+            async def events():
+                {loop} part in parts(question):
+                    yield part
+            return StreamingResponse(events())
+    """
+    assert codes(source) == found
+
+
+def test_a_function_of_the_project_that_blocks_under_a_name_that_says_nothing() -> None:
+    """Whether `generate` of something unknown blocks is not known; that of the project's own class is."""
+    source = """
+        from fastapi import FastAPI
+
+        class Engine:
+            def generate(self, prompt):
+                return compute(prompt)
+
+        app = FastAPI()
+        engine = Engine()
+
+        @app.post("/ask")
+        async def ask(question: str):
+            return engine.generate(question)
+    """
+    assert codes(source) == ["HU005"]
+    assert codes(source.replace("def generate", "async def generate")) == []
 
 
 # HU009, HU010, HU012, HU013

@@ -357,3 +357,31 @@ def test_code_outside_of_the_project_may_watch_the_request_that_it_is_given() ->
     """
     assert codes(source) == []
     assert codes(source.replace("(body, raw_request)", "(body)")) == ["HU004"]
+
+
+CONSUMER = """
+    from channels.generic.websocket import {base}
+    from openai import {client}
+
+    class Chat({base}):
+        {head} {name}(self, text_data=None, bytes_data=None):
+            answer = {wait}{client}().chat.completions.create(model="m", messages=[text_data], max_tokens=500)
+            {wait}self.send(text_data=answer.choices[0].message.content)
+"""
+
+
+@pytest.mark.parametrize(("name", "found"), [("receive", ["HU004"]), ("group_left", [])])
+def test_consumers_of_channels_answer_one_message_after_the_other(name: str, found: list[str]) -> None:
+    waits = {"base": "AsyncWebsocketConsumer", "client": "AsyncOpenAI", "head": "async def", "wait": "await "}
+    assert codes(CONSUMER.format(name=name, **waits)) == found
+    blocks = {"base": "WebsocketConsumer", "client": "OpenAI", "head": "def", "wait": ""}
+    assert codes(CONSUMER.format(name=name, **blocks)) == found
+
+
+@pytest.mark.parametrize(
+    ("route", "found"),
+    [("/health-advice", ["HU004"]), ("/health", []), ("/health/llm", []), ("/ocr-summary", ["HU004"]), ("/speech", [])],
+)
+def test_routes_that_check_health_and_those_that_advise_on_it(route: str, found: list[str]) -> None:
+    source = HANDLER.format(package="fastapi", name="FastAPI").replace("/chat", route).replace("def chat", "def handle")
+    assert codes(source) == found

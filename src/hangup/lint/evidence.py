@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hangup.lint.facts import CallFacts, FunctionFacts
 from hangup.lint.names import Key
-from hangup.lint.project import Project, Runs
+from hangup.lint.project import Project
 from hangup.lint.purposes import (
     converses,
     has_no_client,
@@ -25,6 +25,7 @@ from hangup.lint.purposes import (
     takes_in,
     wants_text,
 )
+from hangup.lint.runs import Runs
 
 STEPS_MAX = 4  # from a handler to the model,
 BRANCHES_MAX = 1  # and branches on the way

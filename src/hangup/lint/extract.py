@@ -9,16 +9,18 @@ from collections.abc import Container
 
 from hangup.lint import spawns, vocabulary, waiting
 from hangup.lint.answers import calls_for_stream, calls_kept, calls_outside_answer
+from hangup.lint.awaiting import WAITING
 from hangup.lint.broken import made_at_import, positional, raises_from, required
 from hangup.lint.called import called_names
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path, routes_of
+from hangup.lint.http_calls import forwards as forwards_request
 from hangup.lint.passing import lost_calls
 from hangup.lint.purposes import is_storing
-from hangup.lint.source import WAITING, Module, Site
 from hangup.lint.source import Function as Scope
+from hangup.lint.source import Module, Site
 from hangup.lint.text import annotation, places, reference
 from hangup.lint.undefined import Unreached, unreached_calls
 from hangup.lint.walking import walk
@@ -206,6 +208,7 @@ class _Extract:
         module = self.module
         made.abstract = all(isinstance(s, (ast.Pass, ast.Raise)) or _is_constant(s) for s in node.body)
         made.handler, made.route = handler(module, scope, self.framework, self.bases)
+        made.receives = made.handler == "websocket" and bool(scope.class_name)  # a consumer is called with what was received
         made.path = route_path(scope)
         if made.route:
             self.take_routes(made, scope)
@@ -265,7 +268,7 @@ class _Extract:
             ref += ".__anext__"
         if not verb and not ref:
             return None
-        if not verb and vocabulary.forwards(module, site):
+        if not verb and forwards_request(module, site):
             verb, forwards = last, True
         leads = bool(verb) or len(made.spawns) > spawned or self.may_lead(made, ref)
         use, into = self.use(site) if leads or site.awaited else ("value", "")
@@ -316,7 +319,7 @@ class _Extract:
             return "return", ""
         statement = site.statement
         if isinstance(statement, (ast.For, ast.AsyncFor)) and _contains(statement.iter, site.node):
-            return "loop", ""
+            return "loop", "async for" if isinstance(statement, ast.AsyncFor) else ""
         if isinstance(statement, (ast.With, ast.AsyncWith)):
             return "with", ""
         if isinstance(statement, ast.Return) and statement.value is site.node:

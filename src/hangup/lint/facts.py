@@ -45,6 +45,11 @@ class CallFacts:
     lost: bool = False  # its result leaves the function in no way that names show
     after: str = ""  # a name that is always evaluated before, and that the file does not define
 
+    @property
+    def is_known_to_block(self) -> bool:
+        """Return whether ruff and flake8-async report this call in an async function, as ASYNC210."""
+        return bool(self.direct) and self.ref.startswith("requests.")
+
 
 @dataclass(slots=True)
 class Spawn:
@@ -99,6 +104,12 @@ class FunctionFacts:
     loops: list[str] = field(default_factory=list)  # what its loops iterate over
     handled: list[str] = field(default_factory=list)  # task handles that are awaited, cancelled, returned or passed on
     imported: list[tuple[int, int, str, str]] = field(default_factory=list)  # as `failing` writes imports
+
+    def waits_for(self, spawn: Spawn) -> bool:
+        """Return whether the function waits for what it gave away, and cancels it in no case."""
+        if spawn.kind in {"task", "executor"} and spawn.handle in self.handled:
+            return f"+{spawn.handle}" not in self.handled
+        return spawn.kind in {"task", "executor", "passed", "method"} and spawn.handle == "await"
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterator
 
-from hangup.lint.names import Key, Names, Value
+from hangup.lint.names import Key, Names
+from hangup.lint.value import Value
 
 GRAPH_VERBS = frozenset("invoke ainvoke stream astream astream_events astream_log batch abatch".split())
 MANY_FUNCTIONS = 300  # below a node, above which it is taken for one that runs inference

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 from hangup.lint import vocabulary as v
+from hangup.lint.http_calls import HTTP_VERBS
+from hangup.lint.sdks import PACKAGES
 
 # What a file says, as bits.
 INFERENCE = 1  # it may call inference
@@ -33,8 +35,8 @@ _OTHER_VERBS = (
     v.OWN_VERBS | v.CHAIN_VERBS | v.AGENT_VERBS | v.ENGINE_VERBS | v.INDEX_VERBS | v.MADE_VERBS
     | {"text_generation", "chat_completion", "send_message", "send_message_async", "run_async", "retrieve"}
 )  # fmt: skip
-_VERBS = _b(_OTHER_VERBS | v.HTTP_VERBS)
-_ATTRIBUTE = re.compile(rb"\.(" + "|".join(sorted(_OTHER_VERBS | v.HTTP_VERBS, key=len, reverse=True)).encode() + rb")\b")
+_VERBS = _b(_OTHER_VERBS | HTTP_VERBS)
+_ATTRIBUTE = re.compile(rb"\.(" + "|".join(sorted(_OTHER_VERBS | HTTP_VERBS, key=len, reverse=True)).encode() + rb")\b")
 _SDK = re.compile(
     rb"ompletions?\s*\.\s*(?:create|parse|stream|acreate)\b|essages\s*\.\s*(?:create|stream)\b|esponses\s*\.\s*(?:create|stream|parse)\b"
     rb"|hat\s*\.\s*(?:complete|complete_async|stream_async)\b"
@@ -109,6 +111,8 @@ def is_code(data: bytes, name: bytes) -> bool:
 def _by_words(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> bool:
     if b"is_disconnected" in words or b"BaseHTTPMiddleware" in words:
         return True
+    if (roots - {"google"}) & PACKAGES or "instructor" in roots or ("google" in roots and b"interactions" in words):
+        return True
     if any(root in roots and any(name in words for name in names) for root, names in _FUNCTIONS.items()):
         return True
     if roots & (v.FRAMEWORKS_OF_CHAINS | v.LOCAL_ENGINES) and (b"llm(" in data or b"chain(" in data or b"pipeline(" in data):
@@ -130,7 +134,7 @@ def _attribute(
     if line.lstrip().startswith(_NO_CODE):
         return 0
     called = data[match.end() : match.end() + 1] == b"(" and not line.lstrip().startswith(b"@")
-    sent = _http(line, verb, names_api) if called and verb in v.HTTP_VERBS else 0
+    sent = _http(line, verb, names_api) if called and verb in HTTP_VERBS else 0
     if verb not in _OTHER_VERBS or sent & INFERENCE:
         return sent
     receiver = _RECEIVER.search(line or b")") or _RECEIVER.search(b")")
@@ -146,7 +150,7 @@ def _may_infer(verb: str, name: bytes, line: bytes, words: frozenset[bytes], roo
     if verb in v.OWN_VERBS:
         return True
     if verb in v.CHAIN_VERBS and (
-        roots & v.FRAMEWORKS_OF_CHAINS or words & _CHAINED or (verb == "invoke" and _MODELS.search(name))
+        roots & v.FRAMEWORKS_OF_CHAINS or words & _CHAINED or (verb in {"invoke", "stream"} and _MODELS.search(name))
     ):
         return True
     if verb in v.AGENT_VERBS and roots & v.AGENT_PACKAGES and (_TEAMS.search(name) or b"Agent" in words):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import PurePath
 
@@ -17,20 +17,11 @@ from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
 from hangup.lint.files import SourceFiles
 from hangup.lint.modules import Modules, Roots, hides_module, lacks_method, shared
 from hangup.lint.text import words_in
+from hangup.lint.value import Value
 
 Key = tuple[str, int]  # a function: path of the file, number in it
 MANY = 64  # methods with one name, above which the name says nothing
 DEPTH = 8  # of assignments, imports and returns that are followed
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    kind: str  # function, class, instance, module, made (by code outside of the project), or missing (its import fails)
-    path: str = ""  # of the file that defines it, or that imports what made it
-    number: int = 0
-    name: str = ""  # of the class, or of what made it: "openai.AsyncOpenAI"
-    chosen: bool = False  # one of several that a dictionary holds
-
 
 _SEGMENT = re.compile(r"\(\)|\[\]|\.?[^.()\[\]]+")
 # Methods of many libraries: on an object of unknown type they say nothing.
@@ -211,7 +202,7 @@ class Names:
         segments = _SEGMENT.findall(ref)
         if not segments:
             return None
-        if looked_up(segments):
+        if segments[1:] in (["[]"], [".get", "()"]):  # one of the values of a dictionary: PROVIDERS[name]
             found = self._name(path, number, segments[0] + "[]", depth)
             return replace(found, chosen=True) if found is not None and found.kind == "function" else None
         value = self._name(path, number, segments[0], depth)
@@ -331,10 +322,7 @@ class Names:
         for ref in found.attributes.get(name, ()):
             if (value := self.find(path, start, ref, depth - 1)) is not None:
                 return self.instance(value)
-        for base in found.bases:
-            parent = self.find(path, 0, base.removesuffix("[]"), depth - 1)
-            if parent is None or parent.kind != "class" or (parent.path, parent.name) == (path, owner):
-                continue
+        for parent in self._parents(path, owner, depth):
             if (value := self._member(parent.path, parent.name, name, depth - 1)) is not None:
                 return value
         return None
@@ -354,9 +342,23 @@ class Names:
                 return [(value.path, inner)] if inner is not None else []
             return []
         receiver, _, verb = ref.rpartition(".")
-        if not receiver or receiver.endswith("super()"):
+        if receiver == "super()":
+            return self._above(path, number, verb)
+        return self._by_name(path, number, receiver, verb) if receiver and not receiver.endswith("super()") else []
+
+    def _above(self, path: str, number: int, name: str) -> list[Key]:
+        """Return the method that `super().name()` runs."""
+        own = self._name(path, number, "self", DEPTH)
+        if own is None:
             return []
-        return self._by_name(path, number, receiver, verb)
+        found = [self._member(v.path, v.name, name, DEPTH) for v in self._parents(own.path, own.name)]
+        return [(v.path, v.number) for v in found if v is not None and v.kind == "function"][:1]
+
+    def _parents(self, path: str, name: str, depth: int = DEPTH) -> list[Value]:
+        """Return the classes of the project that a class names as its bases."""
+        owner = self.classes[path].get(name)
+        found = [self.find(path, 0, base.removesuffix("[]"), depth - 1) for base in owner.bases] if owner is not None else []
+        return [v for v in found if v is not None and v.kind == "class" and (v.path, v.name) != (path, name)]
 
     def is_certain(self, path: str, number: int, ref: str) -> bool:
         """Return whether a call can run nothing but the one function that `callees` returns."""
@@ -488,11 +490,6 @@ class Names:
         if similar:
             return similar[:MANY]
         return [] if verb in ANYONES or len(candidates) > MANY else candidates
-
-
-def looked_up(segments: list[str]) -> bool:
-    """Return whether a reference is to one of the values of a dictionary: PROVIDERS[name], PROVIDERS.get(name)."""
-    return segments[1:] in (["[]"], [".get", "()"])
 
 
 _OF_NO_TYPE = frozenset({"typing", "typing_extensions", "collections"})  # Dict, Any: what they hold may be anything

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hangup.lint.broken import Broken
 from hangup.lint.called import called_names
@@ -16,11 +16,12 @@ from hangup.lint.failing import drop_unreached
 from hangup.lint.files import SourceFiles
 from hangup.lint.following import question, sends_others
 from hangup.lint.graphs import Graphs
-from hangup.lint.guards import ALWAYS, Needs, either, needed
+from hangup.lint.guards import ALWAYS, either, needed
 from hangup.lint.handlers import WORDS_OF_REGISTRATION
 from hangup.lint.included import Included
 from hangup.lint.names import Key, Names
 from hangup.lint.purposes import is_no_answer, only_labels
+from hangup.lint.runs import Runs
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
 from hangup.lint.undeclared import Undeclared
 from hangup.lint.unmade import Unmade
@@ -45,31 +46,6 @@ _MAKERS = {
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
 _APPLICATIONS_MAX = 3  # that lead to a handler and are read to learn whether they can start
 _INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """That a function runs inference, and where: `source` is the call at the end of the chain, in the file `path`."""
-
-    source: str
-    path: str
-    line: int
-    streams: bool = False  # a generator, or something that returns one: calling it computes nothing yet
-    blocks: bool = False  # it blocks the thread that calls it
-    blocked: bool = False  # somewhere below, a coroutine is blocked: HU005's business
-    may_stream: bool = False  # the caller decides
-    forwards: bool = False  # only known to send a request somewhere
-    own_loop: bool = False  # by asyncio.run, which works only in a thread without a loop
-    kept: bool = False  # somebody stores what is generated, and returns a status, an id or a number
-    labels: bool = False  # only to classify something
-    needs: Needs = ALWAYS  # parameters that must be given, or it runs none
-    sure: bool = True  # nothing but this call can be meant: no other class has the method, and no branch decides
-    returned: bool = False  # it returns what the call returns: an answer for which it waited, or a coroutine
-    passed: bool = True  # each function on the way passes on what is generated
-    steps: int = 0  # how many functions are on the way
-    branches: int = 0  # how many branches
-    decided: bool = False  # a branch of the handler decides whether it is run
-    stored: bool = False  # a function on the way writes to a database
 
 
 class Project:
@@ -295,9 +271,7 @@ class Project:
     def _mark_direct(self, key: Key, function: FunctionFacts, index: int, call: CallFacts, fresh: deque[Key]) -> None:
         if self.is_off(key[0], call):
             return
-        blocks = call.blocking == 1 or (
-            call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument", "given"}
-        )
+        blocks = call.blocking == 1 or (call.blocking == UNKNOWN and self._may_block(key, function, call))
         streams = call.stream == 1
         runs = Runs(
             call.ref,
@@ -318,6 +292,7 @@ class Project:
             return
         runs = replace(runs, passed=not call.lost, branches=call.branches, stored=function.stores)
         consumes = self._consumes(function, call)
+        blocked = blocks and function.is_async and not call.is_known_to_block
         if streams and consumes and not function.yields:
             self.collected.add((*key, index))
         if function.yields or (streams and not consumes):
@@ -325,7 +300,7 @@ class Project:
         elif call.use in {"await", "given"} or blocks or streams:
             self._set(
                 key,
-                replace(runs, streams=False, blocks=blocks and not function.is_async, blocked=blocks and function.is_async),
+                replace(runs, streams=False, blocks=blocks and not function.is_async, blocked=blocked),
                 fresh,
             )
         elif call.use == "return":
@@ -333,13 +308,20 @@ class Project:
         elif call.use != "argument":
             self._set(key, replace(runs, streams=True, blocks=False, may_stream=False), fresh)
 
+    def _may_block(self, key: Key, function: FunctionFacts, call: CallFacts) -> bool:
+        """Return whether a call blocks of which only the name says that it is inference: `llm.generate(text)`."""
+        if not function.is_async:
+            return call.use not in {"return", "argument", "given"}
+        found = [self.function(k) for k in self.names.callees(*key, call.ref)]
+        return bool(found) and not any(f.is_async or f.yields or f.abstract for f in found)
+
     def _set(self, key: Key, runs: Runs, fresh: deque[Key]) -> None:
         """Keep what is known of a function: that it computes outweighs that it returns a stream."""
         known = self.runs.get(key)
-        if known is None or _rank(runs) > _rank(known):
+        if known is None or runs.rank > known.rank:
             self.runs[key] = runs
             fresh.append(key)
-        elif _rank(runs) == _rank(known) and known.needs and not runs.needs <= known.needs:
+        elif runs.rank == known.rank and known.needs and not runs.needs <= known.needs:
             self.runs[key] = replace(known, needs=either(known.needs, runs.needs))
             fresh.append(key)
 
@@ -410,7 +392,7 @@ class Project:
             returned=runs.returned and call.use == "return" and not function.is_async,
         )
         known = self.by_call.get((*caller, index))
-        if known is None or _rank(here) > _rank(known):
+        if known is None or here.rank > known.rank:
             self.by_call[(*caller, index)] = here
         here = replace(  # for who calls this function in turn
             here,
@@ -468,22 +450,12 @@ class Project:
             sure=runs.sure and self.names.is_certain(*key, spawn.target),
         )
         self.by_spawn[(*key, index)] = runs
-        if spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await" and not runs.streams:
+        if function.waits_for(spawn) and not runs.streams:
+            blocked = spawn.kind == "task" and (runs.blocked or runs.blocks)  # the others are run by a thread
             passed = runs.passed and not spawn.lost
-            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False, passed=passed), fresh)
+            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=blocked, passed=passed), fresh)
         elif spawn.kind == "called" and runs.blocks and not function.is_async and not function.yields and not runs.streams:
             self._set(key, replace(runs, passed=runs.passed and not spawn.lost), fresh)
-
-
-def _rank(runs: Runs) -> int:
-    """Return how much is known: that something computes outweighs that it returns a stream, and inference a mere request."""
-    return (
-        (0 if runs.forwards else 16)
-        + (0 if runs.streams else 8)
-        + (0 if runs.blocked else 4)
-        + (0 if runs.kept or runs.labels else 2)
-        + (0 if runs.needs else 1)
-    )
 
 
 _LOOPS = frozenset({"get_running_loop", "get_event_loop", "is_running", "submit", "apply"})

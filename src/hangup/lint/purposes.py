@@ -7,14 +7,15 @@ from functools import cache
 
 # It tries out whether a model or a key works, with a prompt of a word or two.
 _CHECKS = re.compile(
-    r"(^|[_/-])(health\w*|ping|probe|warm_?up|self_?test|status)([_/-]|$)"
+    r"(^|[_/-])(health(z|_?checks?)?$|health[_/-](checks?|status|live\w*|ready|probe|detail\w*|full|deep|llm|models?|db)"
+    r"|ping|probe|warm_?up|self_?test|status)([_/-]|$)"
     r"|^test([_-]|$)|/test([/_-]|$)|[_-]test$"
     r"|(^|[_/-])(test|check|validate|verify)[_-]?(\w*_)?(connect\w*|connectivity|keys?|api_?keys?|providers?|models?|llms?|credentials?|servers?|endpoints?|availab\w*|status|configs?)$",
     re.I,
 )
 # It computes speech, images, music, video or vectors.
 _MEDIA = re.compile(
-    r"(^|[_/-])(tts|asr|stt|ocr|speech\w*|transcri\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
+    r"(^|[_/-])(tts|asr|stt|speech\w*|transcri\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
     r"|speech|(text|txt|image|img|video|audio)_?to_?(image|video|audio|music)"
     r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?((?!from|for|with|about|of|to|by|on)[a-z0-9]+[_/-])?(images?|videos?|audios?|music|songs?|voices?|sounds?)([_/-]|$)"
     r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from hangup.lint.awaiting import awaited_names, is_awaited_later, waits_for_all
 from hangup.lint.walking import children, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LoopNode = ast.For | ast.AsyncFor | ast.While
-WAITING = frozenset({"gather", "wait_for", "wait", "shield", "as_completed"})  # who is awaited awaits what they are given
 
 
 class Frame:
@@ -239,28 +239,6 @@ def _type_parameters(node: ast.AST) -> Iterator[str]:
         yield parameter.name
 
 
-def _awaited_names(value: ast.expr) -> Iterator[str]:
-    """Yield the names that are awaited: `await answer`, `await asyncio.gather(notes, script)`."""
-    if isinstance(value, ast.Name):
-        yield value.id
-    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in WAITING:
-        for argument in value.args:
-            yield from (item.id for item in _items(argument) if isinstance(item, ast.Name))
-
-
-def _items(argument: ast.expr) -> list[ast.expr]:
-    return argument.elts if isinstance(argument, (ast.List, ast.Tuple, ast.Set)) else [argument]
-
-
-def _is_awaited_by_name(site: Site) -> bool:
-    """Return whether a call makes what is awaited later: `notes = ask()`, `await notes`."""
-    statement = site.statement
-    if not isinstance(statement, ast.Assign) or statement.value is not site.node:
-        return False
-    target = statement.targets[0]
-    return isinstance(target, ast.Name) and target.id in site.function.awaited
-
-
 def _yields(statement: ast.stmt) -> bool:
     """Return whether a statement has a `yield` of its own function."""
     todo: list[ast.AST] = [statement]
@@ -284,7 +262,8 @@ class _Walk:
         unsure = "isawaitable" in self.module.text or "iscoroutine" in self.module.text  # who asks may have no coroutine
         awaited = self.awaited
         for site in self.module.calls():
-            if id(site.node) in awaited or (site.frame.function.awaited and not unsure and _is_awaited_by_name(site)):
+            by_name = site.frame.function.awaited
+            if id(site.node) in awaited or (by_name and not unsure and is_awaited_later(site.node, site.statement, by_name)):
                 site.awaited = True
 
     def block(self, body: list[ast.stmt], frame: Frame, class_name: str) -> bool:
@@ -332,6 +311,8 @@ class _Walk:
                 self.annotated(node, frame, class_name)
             case ast.For() | ast.AsyncFor():
                 self.expression(node.iter, frame, node)
+                if waits_for_all(node.iter):  # for answer in as_completed(answers)
+                    frame.function.awaited.update(awaited_names(node.iter))
                 self.bind(node.target, frame)
                 self.loop(node, frame, class_name)
             case ast.Import() | ast.ImportFrom():
@@ -487,7 +468,7 @@ class _Walk:
             else:
                 if kind is ast.Await:
                     self.awaited.add(id(node.value))
-                    function.awaited.update(_awaited_names(node.value))
+                    function.awaited.update(awaited_names(node.value))
                 elif kind is ast.Yield or kind is ast.YieldFrom:
                     function.yields.append(frame)
                 stack += children(node)

@@ -148,13 +148,13 @@ def _is_owned(site: Site) -> bool:
 
 
 def _handle(module: Module, site: Site) -> str:
+    statement = site.statement
+    if isinstance(statement, ast.Assign) and statement.value is site.node and isinstance(statement.targets[0], ast.Name):
+        return statement.targets[0].id  # also if it is awaited by this name later: it may be cancelled by it, too
     if site.awaited or _is_awaited_in(module, site):
         return "await"
     if site.dropped:
         return "drop"
-    statement = site.statement
-    if isinstance(statement, ast.Assign) and statement.value is site.node and isinstance(statement.targets[0], ast.Name):
-        return statement.targets[0].id
     if (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Call)
@@ -228,7 +228,8 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
         if isinstance(node, ast.Await):
             found |= _names_in(node.value)
         elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
-            found |= {f"+{name}" for name in _names_in(node.value)}
+            awaited = {n for inner in walk(node.value) if isinstance(inner, ast.Await) for n in _names_in(inner)}
+            found |= {f"+{name}" for name in _names_in(node.value) - awaited}
         elif (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in {"result", "join", "get_loop"}
         ):

@@ -95,3 +95,8 @@ def words_in(name: str) -> frozenset[str]:
     """Return the words of a reference's last part that say something: {"rag", "query"} for self.rag_query_service."""
     last = re.sub(r"\(\)|\[\]", "", name).rpartition(".")[2]
     return frozenset(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the name itself, or that of an attribute without its owner."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

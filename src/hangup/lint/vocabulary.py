@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 
+from hangup.lint import sdks
 from hangup.lint.facts import UNKNOWN
+from hangup.lint.http_calls import HTTP_VERBS, SENDS, bodies, is_http_call, names_api
 from hangup.lint.source import Module, Site
+from hangup.lint.text import last_name
 
 # Verbs that no other library uses.
 OWN_VERBS = frozenset(
@@ -21,7 +23,8 @@ OWN_VERBS = frozenset(
     " kickoff_async aquery achat acomplete"
     " invoke_model invoke_model_with_response_stream converse converse_stream run_streamed agenerate_prompt"
     " invoke_agent retrieve_and_generate initiate_chat a_initiate_chat get_chat_message_content get_chat_message_contents"
-    " create_and_poll create_and_run_poll submit_tool_outputs_and_poll".split()
+    " create_and_poll create_and_run_poll submit_tool_outputs_and_poll"
+    " kickoff_for_each kickoff_for_each_async akickoff call_function_async call_function_sync".split()
 )
 _SDK_TAILS = (
     "chat.completions.create",
@@ -125,19 +128,6 @@ STREAM_VERBS = frozenset(
     " generate_content_stream_async run_async".split()
 )
 
-_SENDS = re.compile(r"(^|_)(post|request|fetch|send)(_|$)")  # a function that sends a request: post_with_retry(url, body)
-HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch", "urlopen"})
-_PATH = re.compile(
-    r"(/chat/completions|/v1/completions|(^|[^/])/completions|/v1/messages|/v1/responses|/api/chat|/api/generate|:generateContent"
-    r"|/worker_generate\w*|(^|//[^/]+)(/v\d)?/(generate|generate_stream))/?(\?.*)?$"
-)
-# Addresses and bodies of requests that only fetch a token or look something up.
-_NO_GENERATION = re.compile(
-    r"(^|[/_.-])(oauth2?|tokens?|auth|login|logout|refresh|register|models|health|metrics|count_tokens|tokeni[sz]e|embeddings?|search)"
-    r"([/_-]?(url|uri|endpoint|address))?/?(\?.*)?$",
-    re.I,
-)
-_KEYS_OF_TOKENS = frozenset("grant_type refresh_token client_secret code_verifier redirect_uris client_assertion".split())
 _CAPPED_TAILS = tuple(
     "completions.create completions.parse completions.stream responses.create responses.stream responses.parse".split()
 )
@@ -162,16 +152,14 @@ _POSSIBLE = (
 def direct(module: Module, site: Site) -> str:
     """Return the verb by which this call makes an engine compute; "" if nothing shows that it does."""
     receiver, _, verb = site.name.rpartition(".")
+    if sdks.is_call(module, site):
+        return verb
     calls_made = module.packages & {"transformers", "strands"}  # pipe(prompt), agent(prompt)
     if verb not in _POSSIBLE and not calls_made and not _is_called_itself(module, site.name):
-        return verb if _SENDS.search(verb) and _names_api(module, site) else ""  # the latter as most calls
+        return verb if SENDS.search(verb) and names_api(module, site) else ""  # the latter as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
-    if (
-        _is_sdk_call(module, site, receiver, verb)
-        or _is_named_call(module, site, receiver, verb)
-        or _is_http_call(module, site)
-    ):
+    if _is_sdk_call(module, site, receiver, verb) or _is_named_call(module, site, receiver, verb) or is_http_call(module, site):
         return verb
     made = maker_of(module, site)
     if made and (is_made_call(made, verb) or (made in _CALLED and _is_called(site))):
@@ -226,6 +214,8 @@ def _is_sdk_call(module: Module, site: Site, receiver: str, verb: str) -> bool:
         return site.keyword("input", "model", "prompt") is not None or site.has_double_star
     if verb in {"text_generation", "chat_completion"}:
         return "client" in receiver.lower() and site.keyword("messages", "model", "max_new_tokens", "max_tokens") is not None
+    if verb == "chat" and site.keyword("messages") is not None and site.keyword("model") is not None:
+        return True
     if verb in OWN_VERBS and not _words(receiver) & NOT_MODELS and not site.is_given_to_tool:
         return verb != "create_chat_completion" or bool(_words(receiver) & (_MODEL_NAMES | _ENGINE_NAMES))
     return verb in {"chat", "generate"} and "ollama" in receiver.lower() and "." not in receiver.lower().rpartition("ollama")[2]
@@ -236,13 +226,15 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
     words = _words(receiver)
     if not receiver or site.name == "self.llm":
         return _is_called_itself(module, site.name)
+    if isinstance(site.node.func, ast.Attribute) and isinstance(site.node.func.value, ast.Subscript):
+        words |= {word.removesuffix("s") for word in words}  # chains["summary"].invoke(text)
     if words & NOT_MODELS:
         return False
     packages = module.packages
     if verb == "predict" and words & _MODEL_NAMES == {"model"} and packages & _CLASSIFYING:
         return False
     if verb in CHAIN_VERBS and words & _MODEL_NAMES:
-        return bool(packages & FRAMEWORKS_OF_CHAINS) or verb == "invoke"
+        return bool(packages & FRAMEWORKS_OF_CHAINS) or verb == "invoke" or (verb == "stream" and "chain" in words)
     if verb in AGENT_VERBS and words & {"agent", "crew", "team"} and packages & AGENT_PACKAGES:
         return True
     if verb in INDEX_VERBS and ({"query", "engine"} <= words or {"chat", "engine"} <= words or "as_query_engine" in receiver):
@@ -251,7 +243,7 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
         return bool(words & {"chat", "session", "model"})
     if verb in INDEX_VERBS and "llama_index" in packages and ("llm" in words or ("index" in words and verb == "query")):
         return True
-    if verb == "chat" and "model" in words and site.node.args and "tokenizer" in _last_name(site.node.args[0]):
+    if verb == "chat" and "model" in words and site.node.args and "tokenizer" in last_name(site.node.args[0]):
         return True  # as models of transformers have it: model.chat(tokenizer, ...)
     if verb == "run_async" and "runner" in words and "google" in packages:
         return True
@@ -260,10 +252,6 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
     if verb not in ENGINE_VERBS:
         return False
     return bool(words & _ENGINE_NAMES) or (bool(packages & LOCAL_ENGINES) and site.keyword(*GENERATION_KEYWORDS) is not None)
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_called_itself(module: Module, name: str) -> bool:
@@ -343,128 +331,9 @@ def is_made_call(made: str, verb: str) -> bool:
     return False
 
 
-def _is_http_call(module: Module, site: Site) -> bool:
-    if site.name.rpartition(".")[2] not in HTTP_VERBS or site.keyword("text") is not None:
-        return False
-    return _names_api(module, site) or any(_is_generation(value) for value in _bodies(module, site))
-
-
-def _names_api(module: Module, site: Site) -> bool:
-    texts = [text for node in _addresses(module, site) for text in _tails(module, site, node)]
-    return any(_PATH.search(text) and not (text.endswith("/messages") and _is_of_others(module, site)) for text in texts)
-
-
-def _is_of_others(module: Module, site: Site) -> bool:
-    """Return whether the body of a request to `/v1/messages` is of a service that sends messages: it names no model."""
-    bodies = list(_bodies(module, site))
-    keys = {key.value for body in bodies if isinstance(body, ast.Dict) for key in body.keys if isinstance(key, ast.Constant)}
-    whole = all(isinstance(body, ast.Dict) and None not in body.keys for body in bodies)
-    return bool(keys) and whole and not keys & {"model", "messages", "max_tokens"}
-
-
-def forwards(module: Module, site: Site) -> bool:
-    """Return whether a call sends a request to an address that is not known here: inference, if a handler for inference
-    does."""
-    receiver, _, verb = site.name.rpartition(".")
-    if verb not in {"post", "request", "send", "fetch"} or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return False
-    if not re.search(r"client|session|http|requests", receiver.lower()):
-        return False
-    if _is_lookup(module, site):
-        return False
-    return verb == "send" or site.keyword("json", "content", "data") is not None
-
-
-def _is_lookup(module: Module, site: Site) -> bool:
-    """Return whether a request asks for a token or for a list, by its body or its address: no generation."""
-    addresses = _addresses(module, site)
-    if any(_NO_GENERATION.search(ast.unparse(node)) for node in addresses if isinstance(node, (ast.Name, ast.Attribute))):
-        return True
-    if any(_NO_GENERATION.search(text) for node in addresses for text in _tails(module, site, node)):
-        return True
-    return any(
-        isinstance(key, ast.Constant) and key.value in _KEYS_OF_TOKENS
-        for body in _bodies(module, site)
-        if isinstance(body, ast.Dict)
-        for key in body.keys
-    )
-
-
-def _addresses(module: Module, site: Site) -> list[ast.expr | None]:
-    """Return what may be the address of a request, also of one that was made before: urlopen(Request(url, data))."""
-    made = _made_request(module, site)
-    if made is not None:
-        return [*made.args[:1], next((k.value for k in made.keywords if k.arg == "url"), None)]
-    return [*site.node.args[:2], site.keyword("url")]
-
-
-def _made_request(module: Module, site: Site) -> ast.Call | None:
-    """Return the call that made what urlopen() is given."""
-    given = site.node.args[0] if site.node.args and site.name.rpartition(".")[2] == "urlopen" else None
-    values = module.values_of(given, site.function) if isinstance(given, ast.Name) else [given]
-    return next((v for v in values if isinstance(v, ast.Call) and _last_name(v.func) == "Request"), None)
-
-
-def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -> Iterator[str]:
-    """Yield the constant text that an address ends with: "/generate" for f"{url}/generate", also through a variable."""
-    if isinstance(node, ast.JoinedStr) and node.values:
-        last = node.values[-1]
-        if isinstance(last, ast.FormattedValue):
-            last = node.values[-2] if len(node.values) > 1 else last
-            if isinstance(last, ast.Constant) and isinstance(last.value, str):
-                yield last.value.removesuffix("?key=")  # Gemini's address ends with the key
-            return
-        node = last
-    if isinstance(node, ast.BinOp):
-        node = node.right
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, (ast.Name, ast.Attribute)) and depth:
-        for value in module.values_of(node, site.function)[:4]:
-            yield from _tails(module, site, value, depth - 1)
-
-
-def _bodies(module: Module, site: Site) -> Iterator[ast.expr]:
-    """Yield what may be the body of a request, also through a variable, or before a function of the project changed it."""
-    made = _made_request(module, site)
-    if made is None:
-        yield from _values(module, site, site.keyword("json", "data"))
-        return
-    for body in _values(module, site, next((k.value for k in made.keywords if k.arg == "data"), None)):
-        written: ast.expr | None = body
-        while isinstance(written, ast.Call):  # json.dumps(body).encode()
-            inner = written.func.value if isinstance(written.func, ast.Attribute) and written.func.attr == "encode" else None
-            written = inner or (written.args[0] if written.args else None)
-        yield from _values(module, site, written)
-
-
-def _values(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -> Iterator[ast.expr]:
-    """Yield what an expression may stand for, and what a function was given that made it: `fitted(provider, body)`."""
-    values = module.values_of(node, site.function)[:4] if isinstance(node, ast.Name) else [node] if node is not None else []
-    for value in values:
-        yield value
-        for argument in value.args if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and depth > 1 else ():
-            yield from _values(module, site, argument, depth - 1)
-
-
-def _is_generation(body: ast.expr) -> bool:
-    """Return whether a request's body is that of a generation: a model with messages, or a prompt with a token limit."""
-    if not isinstance(body, ast.Dict):
-        return False
-    keys = {k.value for k in body.keys if isinstance(k, ast.Constant)}
-    if "messages" in keys:
-        return bool(keys & {"model", "max_tokens", "stream", "temperature"})
-    if "contents" in keys:
-        parts = any(isinstance(node, ast.Constant) and node.value == "parts" for node in ast.walk(body))
-        return parts or bool(keys & {"generationConfig", "systemInstruction", "system_instruction", "safetySettings"})
-    if "inputs" in keys and "parameters" in keys:
-        return True
-    return "prompt" in keys and bool(keys & {"max_tokens", "n_predict", "max_new_tokens", "stream"})
-
-
 def streams(module: Module, site: Site, verb: str) -> int:
     """Return whether an inference call asks for a stream: 1, 0, or UNKNOWN if the call does not show it."""
-    if verb in STREAM_VERBS and not (verb == "stream" and site.keyword("json") is not None):
+    if (verb in STREAM_VERBS or verb.endswith(sdks.STREAMING)) and not (verb == "stream" and site.keyword("json") is not None):
         return 1
     if site.name in _FUNCTIONS and verb == "query":
         return 1
@@ -473,7 +342,7 @@ def streams(module: Module, site: Site, verb: str) -> int:
         return int(bool(given.value))
     if given is not None:
         return UNKNOWN
-    for body in _bodies(module, site):
+    for body in bodies(module, site):
         if isinstance(body, ast.Dict):
             values = {k.value: v for k, v in zip(body.keys, body.values, strict=True) if isinstance(k, ast.Constant)}
             flag = values.get("stream")

@@ -27,6 +27,7 @@ _ASYNC_VERBS = re.compile(
 )
 _BLOCKING_VERBS = frozenset(
     "invoke batch predict run_sync generate_content create_chat_completion kickoff query stream_chat invoke_model converse"
+    " generate_text call_function_sync"
     " converse_stream invoke_model_with_response_stream invoke_agent retrieve_and_generate initiate_chat".split()
 )
 _BLOCKING_FUNCTIONS = frozenset(

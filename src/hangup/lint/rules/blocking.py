@@ -53,11 +53,12 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
         if not function.is_async or not runs.blocks or runs.forwards or runs.kept:
             continue
         call = function.calls[index]
-        if call.use == "await" or (call.direct and call.ref.startswith("requests.")):
-            continue  # flake8-async's ASYNC210 reports these
+        if call.use == "await" or call.is_known_to_block:
+            continue
         if is_no_answer(function.name) or is_no_answer(function.path):
             continue
-        if (runs.streams and not call.direct) or not project.served.shares_loop((path, number), runs.needs):
+        reads = call.direct or (call.use == "loop" and call.into != "async for")  # a plain loop waits for each chunk
+        if (runs.streams and not reads) or not project.served.shares_loop((path, number), runs.needs):
             continue
         message = f"`{call.ref}` blocks the event loop until the engine has finished{chain(path, call.ref, runs)}"
         yield Hit(path, call.place, message, certain=is_reached_certainly(project, (path, number), call, runs))

@@ -6,7 +6,8 @@ import re
 
 from hangup.lint.facts import Spawn
 from hangup.lint.names import Key
-from hangup.lint.project import Project, Runs
+from hangup.lint.project import Project
+from hangup.lint.runs import Runs
 
 _STARTUP = re.compile(r"startup|lifespan|^main$|^__init__$|on_event|initiali[sz]e|^start$|^start_\w*worker|warm", re.I)
 

@@ -11,10 +11,11 @@ from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
-from hangup.lint.project import Project, Runs
+from hangup.lint.project import Project
 from hangup.lint.purposes import has_no_client, is_no_answer, makes_media, says_generation
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain, name_of
+from hangup.lint.runs import Runs
 
 _HEAD = r"^(/api|/openai|/internal\w*|/worker)?(/v\d\w*)?"
 _COMPLETIONS = rf"completions$|(chat|text|code)/completion$|{_HEAD}/completion$"  # `/lessons/{{id}}/completion` is a state
@@ -36,7 +37,7 @@ _PREPARES = re.compile(
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
 _ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
-_Evidence = tuple[bool, bool, bool, bool, bool, int, bool, bool]
+_Evidence = tuple[bool, bool, bool, bool, bool, int, bool, bool, int, int]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
 )
@@ -110,7 +111,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
         if (
             runs is None
             or (runs.streams and not collected)
-            or runs.blocked
+            or (runs.blocked and not own_loop)
             or runs.kept
             or runs.labels
             or (runs.may_stream and not function.answers)
@@ -125,7 +126,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             continue  # it may watch the request that it is given, or reads from the socket
         if call.use == "given" and (runs.blocks or _may_watch(project, key, call.into)):
             continue
-        waits = call.use in {"await", "given"} or (collected and not runs.blocks)
+        waits = call.use in {"await", "given"} or (collected and not runs.blocks) or call.is_known_to_block
         if waits or (own_loop and (runs.blocks or collected)):
             passed = runs.passed and (sends or not call.lost)
             made = replace(runs, passed=passed, decided=call.decided)
@@ -138,7 +139,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             found is not None
             and not (found.forwards and not _INFERENCE.search(function.path))
             and (
-                (spawn.kind in {"executor", "passed", "method"} and spawn.handle == "await")
+                (function.waits_for(spawn) and not (spawn.kind == "task" and (found.blocks or found.blocked)))
                 or (spawn.kind == "called" and found.blocks and own_loop)
             )
             and not found.streams
@@ -158,7 +159,7 @@ def _evidence(call: CallFacts, runs: Runs, *, passed: bool) -> _Evidence:
     """Return how certain it is that a call runs a generation whenever the handler is called: the larger, the more."""
     telling = passed and says_generation(call.ref)
     kind = (not runs.forwards, not runs.needs, not call.decided)
-    return *kind, telling, passed, -call.branches, not call.maybe, bool(call.direct)
+    return *kind, telling, passed, -call.branches, not call.maybe, bool(call.direct), -runs.branches, -runs.steps
 
 
 def _best(candidates: list[tuple[_Evidence, Place, str, Runs]]) -> tuple[Place, str, Runs]:
