@@ -38,6 +38,8 @@ def codes(body: str) -> list[str]:
         "answers = []\nfor t in texts:\n    answers.append(answer(t))\nreturn await asyncio.gather(*answers)",
         "answers = [answer(t) for t in texts]\nfor done in asyncio.as_completed(answers):\n    return await done",
         "task = asyncio.create_task(answer(texts))\nreturn await task",
+        "answers = []\nfor t in texts:\n    made = answer(t)\n    answers.append(made)\nreturn await asyncio.gather(*answers)",
+        "answers = [answer(t) for t in texts]\nreturn await asyncio.wait_for(asyncio.gather(*answers), 30)",
     ],
 )
 def test_what_is_awaited_later(body: str) -> None:
@@ -54,3 +56,34 @@ def test_what_is_awaited_later(body: str) -> None:
 )
 def test_what_is_not_awaited_or_may_be_cancelled(body: str) -> None:
     assert "HU004" not in codes(body)
+
+
+BLOCKING = """
+from concurrent.futures import ThreadPoolExecutor
+from fastapi import FastAPI
+from openai import OpenAI
+
+app = FastAPI()
+client = OpenAI()
+pool = ThreadPoolExecutor()
+
+def compute(text):
+    return client.responses.create(model="m", input=text)
+
+def answer(text):
+{body}
+
+@app.post("/ask")
+async def ask(text: str):
+    return {wait}
+"""
+
+
+@pytest.mark.parametrize(
+    "body", ["made = pool.submit(compute, text)\nreturn made.result()", "return pool.submit(compute, text).result()"]
+)
+def test_who_waits_for_the_result_of_a_thread_blocks(body: str) -> None:
+    source = BLOCKING.format(body=indent(body, "    "), wait="answer(text)")
+    assert [f.code for f in lint_source(source)] == ["HU005"]
+    source = BLOCKING.format(body=indent(body, "    "), wait="await asyncio.to_thread(answer, text)")
+    assert [f.code for f in lint_source(source)] == ["HU004"]

@@ -135,6 +135,16 @@ def test_settings_that_choose_no_model_leave_nothing_certain(tmp_path: Path, nam
         assert [f.certainty for f in findings(tmp_path)] == ["certain"], other
 
 
+def test_the_settings_beside_the_routes_of_one_application(tmp_path: Path) -> None:
+    """All files are in one package, so the first folders of their paths say nothing."""
+    for folder in ("api", "core"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "core" / "config.py").write_text("llm_provider: str = 'mock'\n")
+    head = "from fastapi import FastAPI\nfrom openai import OpenAI\napp = FastAPI()\n\n@app.post('/ask')\n"
+    (tmp_path / "api" / "main.py").write_text(f"{head}def ask(text: str):\n    return OpenAI().responses.create(input=text)\n")
+    assert [f.certainty for f in findings(tmp_path)] == ["likely"]
+
+
 def test_the_settings_of_another_application_say_nothing(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()

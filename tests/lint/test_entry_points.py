@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from hangup.lint import lint_source
+from hangup.lint.run import lint_paths
 
 CLIENT = "from openai import AsyncOpenAI, OpenAI\n\nclient, blocking = AsyncOpenAI(), OpenAI()\n"
 ASK = "client.chat.completions.create(model='m', messages=[payload])"
@@ -138,3 +140,25 @@ def test_a_function_that_sends_a_request_to_an_api_of_inference(call: str, numbe
             return answer
     """
     assert codes(source) == ["HU004"] * number
+
+
+VIEWS = """
+    from openai import OpenAI
+    from rest_framework.views import APIView
+
+    class {name}(APIView):
+        def post(self, request):
+            return OpenAI().responses.create(model="m", input=request.data)
+"""
+URLS = "from django.urls import path\nfrom views import Ask\nurlpatterns = [path('ask', Ask.as_view())]\n"
+
+
+@pytest.mark.parametrize(("name", "found"), [("Ask", 1), ("Tried", 0)])
+def test_a_view_that_no_table_of_routes_names(tmp_path: Path, name: str, found: int) -> None:
+    (tmp_path / "views.py").write_text(dedent(VIEWS.format(name=name)))
+    assert len(lint_paths([tmp_path]).findings) == 1, "without a table, any may be served"
+    (tmp_path / "urls.py").write_text(URLS)
+    assert len(lint_paths([tmp_path]).findings) == found
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "views.py").write_text(dedent(VIEWS.format(name=name)))
+    assert len(lint_paths([tmp_path]).findings) == found * 2, "a copy is no use of it"

@@ -397,9 +397,14 @@ def test_a_place_that_blocks_needs_a_shorter_way(count: int, branches: int, leve
         ("dream", "notes.add(made)", "certain"),  # of a set, maybe
         ("add_dream", "notes.add(made)", "likely"),  # handed in, whatever becomes of it
         ("explore_dream", "db.session.commit()", "likely"),
-        ("analyze_dream", "db.session.commit()", "certain"),  # a text is wanted,
-        ("analyze_dream", "await keep(made)", "certain"),
-        ("analyze_dream", "await keep_on(made)", "likely"),  # but it is stored far from the handler
+        ("analyze_dream", "db.session.commit()", "likely"),  # a text is wanted, now or later
+        ("analyze_dream", "await keep(made)", "likely"),
+        ("analyze_dream", "await keep_on(made)", "likely"),
+        ("analyze_dream", "crud.create_dream(made)", "likely"),
+        ("analyze_dream", "storage.save_analysis(made)", "likely"),
+        ("analyze_dream", "save_dream(made)", "likely"),
+        ("analyze_dream", "save_chat_message(made)", "certain"),  # what was said is always kept
+        ("analyze_dream", "storage.load(made)", "certain"),
         ("add_message", "db.session.commit()", "certain"),  # an answer all the same
         ("ask_about_dream", "db.session.commit()", "certain"),
     ],
@@ -445,6 +450,23 @@ def test_who_is_asked_something_is_waited_for_whatever_is_on_the_way(route: str,
         return {{"made": made}}
     """
     assert levels(source) == [f"HU004 {level}"]
+
+
+def test_of_two_branches_that_a_constant_chooses_from_the_first_is_certain() -> None:
+    source = """
+    @app.post("/ask")
+    async def ask(text: str, short: bool):
+        if {condition}:
+            return blocking.responses.create(model="m", input=text)
+        else:
+            return blocking.chat.completions.create(model="m", messages=[text])
+    """
+    for condition in ("USE_NEW_SDK", "USE_NEW_SDK and blocking"):
+        assert levels(source.replace("{condition}", condition)) == ["HU005 certain", "HU005 likely"]
+    assert levels(source.replace("{condition}", "short")) == ["HU005 certain", "HU005 certain"]
+    assert levels(source.replace("{condition}", "USE_NEW_SDK").replace("blocking.responses.create", "plain")) == [
+        "HU005 certain"
+    ]
 
 
 def test_what_blocks_the_loop_does_so_whether_it_is_stored_or_not() -> None:

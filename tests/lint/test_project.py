@@ -404,3 +404,74 @@ def test_a_package_may_hide_a_module_behind_an_object_of_the_same_name(tmp_path:
     assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU005"]
     (tmp_path / "services" / "__init__.py").write_text("")
     assert lint_paths([tmp_path]).findings == []
+
+
+def test_a_name_from_a_module_that_its_package_hides(tmp_path: Path) -> None:
+    """`from services.rag import answer` finds the module, whatever the package calls `rag`."""
+    files = {
+        "services/__init__.py": "from .rag import rag\n",
+        "services/rag.py": """
+            from openai import OpenAI
+
+            class Rag:
+                pass
+
+            def answer(text):
+                return OpenAI().chat.completions.create(model="m", messages=[text], max_tokens=500)
+
+            rag = Rag()
+        """,
+        "app.py": """
+            from fastapi import FastAPI
+            from services.rag import answer
+
+            app = FastAPI()
+
+            @app.post("/ask")
+            async def ask(text: str):
+                return answer(text)
+        """,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(dedent(text))
+    assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU005"]
+
+
+def test_a_package_passes_on_what_its_modules_import_from_it(tmp_path: Path) -> None:
+    """`from . import Llm` leads to the package, and by it to the module that has it."""
+    files = {
+        "services/__init__.py": "from .conversation import Conversation\nfrom .model import Llm\n",
+        "services/model.py": """
+            from openai import AsyncOpenAI
+
+            class Llm:
+                async def respond(self, text):
+                    return await AsyncOpenAI().responses.create(model="m", input=text)
+        """,
+        "services/conversation.py": """
+            from . import Llm
+
+            class Conversation:
+                def __init__(self, llm: Llm):
+                    self.llm = llm
+
+                async def say(self, text):
+                    return await self.llm.respond(text)
+        """,
+        "app.py": """
+            from fastapi import FastAPI
+            from services import Conversation, Llm
+
+            app = FastAPI()
+            conversation = Conversation(Llm())
+
+            @app.post("/chat")
+            async def chat(text: str):
+                return await conversation.say(text)
+        """,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(dedent(text))
+    assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU004"]

@@ -380,8 +380,18 @@ def test_consumers_of_channels_answer_one_message_after_the_other(name: str, fou
 
 @pytest.mark.parametrize(
     ("route", "found"),
-    [("/health-advice", ["HU004"]), ("/health", []), ("/health/llm", []), ("/ocr-summary", ["HU004"]), ("/speech", [])],
+    [
+        ("/health-advice", ["HU004"]),
+        ("/health", []),
+        ("/health/llm", []),
+        ("/ocr-summary", ["HU004"]),
+        ("/speech", []),
+        ("/generate-video", []),
+        ("/generate-video-summary", ["HU004"]),
+        ("/transcribe", []),
+        ("/analyze-transcript", ["HU004"]),
+    ],
 )
-def test_routes_that_check_health_and_those_that_advise_on_it(route: str, found: list[str]) -> None:
+def test_routes_that_check_health_or_make_media_and_those_that_write_about_them(route: str, found: list[str]) -> None:
     source = HANDLER.format(package="fastapi", name="FastAPI").replace("/chat", route).replace("def chat", "def handle")
     assert codes(source) == found

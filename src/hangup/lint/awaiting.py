@@ -14,8 +14,8 @@ def awaited_names(value: ast.expr) -> Iterator[str]:
     if isinstance(value, ast.Name):
         yield value.id
     elif isinstance(value, ast.Call) and waits_for_all(value):
-        for argument in value.args:
-            yield from (name for item in _items(argument) if (name := _name(item)))
+        for item in (item for argument in value.args for item in _items(argument)):
+            yield from awaited_names(item) if waits_for_all(item) else (name for name in [_name(item)] if name)
 
 
 def waits_for_all(call: ast.expr) -> bool:
@@ -24,6 +24,14 @@ def waits_for_all(call: ast.expr) -> bool:
         return False
     function = call.func
     return (function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")) in WAITING
+
+
+def added_to(call: ast.Call, awaited: Container[str]) -> str:
+    """Return the name of what is put into a list that is awaited: `answers.append(answer)`."""
+    match call:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=verb), args=[ast.Name(id=added)]) if verb in _ADDING:
+            return added if name in awaited else ""
+    return ""
 
 
 def is_awaited_later(call: ast.Call, statement: ast.AST, awaited: Container[str]) -> bool:

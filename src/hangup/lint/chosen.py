@@ -32,6 +32,11 @@ _SETTING = re.compile(
 )
 
 
+_INNER = frozenset(
+    {"app", "common", "conf", "config", "core", "settings", "shared", "src", "utils"}
+)  # folders that settings are in
+
+
 class Chosen:
     def __init__(self, names: Names, defaults: Defaults, callers: Callable[[str], list[tuple[Key, int]]]) -> None:
         """`callers` returns the calls of something with a name."""
@@ -43,8 +48,8 @@ class Chosen:
 
     def may_stand_in(self, path: str) -> bool:
         """Return whether the settings of a file's application say that something stands in for the model by default."""
-        folder = _folder(self._names.source.inside(path))
-        return any(_folder(file) in {"", folder} for file in self._stand_ins)
+        inside = self._names.source.inside(path)
+        return any(_folder(file) == _folder(inside) or inside.startswith(_application(file)) for file in self._stand_ins)
 
     @cached_property
     def _stand_ins(self) -> list[str]:
@@ -102,6 +107,14 @@ class Chosen:
 
 def _folder(path: str) -> str:
     return path.partition("/")[0] if "/" in path else ""
+
+
+def _application(settings: str) -> str:
+    """Return how the paths of an application's files begin, by that of its settings: `backend/` for backend/core/config.py."""
+    folders = settings.split("/")[:-1]
+    while folders and folders[-1] in _INNER:
+        folders.pop()
+    return "".join(f"{folder}/" for folder in folders)
 
 
 def _not_given(condition: str) -> str:

@@ -31,7 +31,6 @@ STEPS_MAX = 4  # from a handler to the model,
 BRANCHES_MAX = 1  # and branches on the way
 STEPS_TO_WANTED_MAX = 5  # the same where a client wants a text,
 BRANCHES_TO_WANTED_MAX = 3
-STEPS_TO_STORED_MAX = 2  # which is stored, too
 STEPS_TO_PLACE_MAX = 3  # the same for a certain place,
 STEPS_WITH_BRANCH_MAX = 2  # with a branch on the way,
 STEPS_WITH_BRANCHES_MAX = 1  # or with several
@@ -63,11 +62,10 @@ def is_run_certainly(project: Project, path: str, handler: FunctionFacts, refere
     if converses(*names):
         return True
     stored = runs.stored or handler.stores
-    if wants_text(*names) and not has_something_done(*names):
-        most = (STEPS_TO_STORED_MAX, BRANCHES_MAX) if stored else (STEPS_TO_WANTED_MAX, BRANCHES_TO_WANTED_MAX)
-        return runs.passed and runs.steps <= most[0] and runs.branches <= most[1]
     if not is_written_to(*names) and (stored or (has_something_done(*names) and not wants_text(*names))):
         return False  # what is made and stored may be wanted even if nobody waits for it
+    if wants_text(*names) and not has_something_done(*names):
+        return runs.passed and runs.steps <= STEPS_TO_WANTED_MAX and runs.branches <= BRANCHES_TO_WANTED_MAX
     return runs.steps <= STEPS_MAX and runs.branches <= BRANCHES_MAX and runs.passed and not runs.decided
 
 

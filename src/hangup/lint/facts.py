@@ -38,6 +38,7 @@ class CallFacts:
     decided: bool = False  # one of them decides whether it is made, for a request that the handler accepts
     chosen: bool = False  # in one of many branches for values of a parameter
     last: bool = False  # in `finally`
+    instead: list[int] = field(default_factory=list)  # first and last line of what is run instead where a constant is true
     given: list[str] = field(
         default_factory=list
     )  # arguments: `0` for a false constant, a name, a setting after `?`, or `*`; `name=` before it
@@ -58,7 +59,7 @@ class Spawn:
     kind: str  # background, task, thread, executor; called: by a function of the project that is given it
     target: str  # a reference, or `#3` for the function with that number in the file
     place: Place
-    handle: str  # await, drop, value, or the name that it is assigned to
+    handle: str  # await, drop, value, result (of which it waits for), or the name that it is assigned to
     direct: str = ""  # the target is inference by itself
     stoppable: bool = False  # something in its arguments can stop it
     verb: str = ""  # as it is written
@@ -109,7 +110,11 @@ class FunctionFacts:
         """Return whether the function waits for what it gave away, and cancels it in no case."""
         if spawn.kind in {"task", "executor"} and spawn.handle in self.handled:
             return f"+{spawn.handle}" not in self.handled
-        return spawn.kind in {"task", "executor", "passed", "method"} and spawn.handle == "await"
+        return spawn.kind in {"task", "executor", "passed", "method"} and spawn.handle in {"await", "result"}
+
+    def blocks_for(self, spawn: Spawn) -> bool:
+        """Return whether the thread that calls the function stands still meanwhile: `pool.submit(ask, text).result()`."""
+        return spawn.kind == "executor" and spawn.handle != "await" and spawn.verb.endswith(".submit") and self.waits_for(spawn)
 
 
 @dataclass(slots=True)

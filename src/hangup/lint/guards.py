@@ -56,6 +56,8 @@ class Guards:
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""
                 in_body = frame.part == "body"
+                if not in_body and _is_constant(frame.node.test):
+                    call.instead = [frame.node.body[0].lineno, frame.node.body[-1].end_lineno or 0]
                 if not self._is_in_both(frame.node, site, in_body=in_body):
                     tests.append((frame.node.test, in_body))
                 elif CONSTRUCTED in (switch := self.switches.condition(frame.node.test, holds=in_body)):
@@ -115,6 +117,12 @@ class Guards:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.parameters:
             return f"{node.value.id}.{node.attr}"
         return _ANY
+
+
+def _is_constant(test: ast.expr) -> bool:
+    """Return whether a condition is whether a constant is true: `USE_NEW_SDK`, `USE_NEW_SDK and client`."""
+    first = test.values[0] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
+    return isinstance(first, ast.Name) and first.id.isupper()
 
 
 def is_decided(site: Site) -> bool:

@@ -165,7 +165,10 @@ class Names:
             if not path and self.fails(module, importer):
                 return Value("missing", importer, name=full)
             if path:
-                value: Value | None = self._in_package(path, names[size - 1], depth) or Value("module", path)
+                value: Value | None = None
+                if size == len(names):  # `from package.rag import ask` finds the module `rag`, whatever the package has
+                    value = self._in_package(path, names[size - 1], depth)
+                value = value or Value("module", path)
                 for name in names[size:]:
                     value = self.attribute(value, name, depth - 1) if value is not None else None
                 if value is None and self.leads_nowhere(full, importer):

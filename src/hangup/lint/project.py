@@ -46,6 +46,7 @@ _MAKERS = {
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
 _APPLICATIONS_MAX = 3  # that lead to a handler and are read to learn whether they can start
 _INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
+_VIEWS = frozenset({"django", "django async"})  # classes of these are named where their routes are
 
 
 class Project:
@@ -128,7 +129,7 @@ class Project:
         found = self._handlers.get(key)
         if found is None:
             found = self._own_handler(key) or self._registered_handler(key)
-            if found in _INCLUDED and self._is_unserved(key):
+            if (found in _INCLUDED and self._is_unserved(key)) or (found in _VIEWS and self._is_unnamed(key)):
                 found = ""
             self._handlers[key] = found
         return found
@@ -142,6 +143,14 @@ class Project:
         if not 0 < len(applications) <= _APPLICATIONS_MAX:
             return False
         return all(self.source.has(file) and self._broken.is_broken(file) for file in sorted(applications))
+
+    def _is_unnamed(self, key: Key) -> bool:
+        """Return whether no table of routes names a handler's class, though one names others: `Chat.as_view()`."""
+        name = self.function(key).class_name
+        if not name or not any(True for _ in self.source.naming("as_view")):
+            return False
+        used = re.compile(rf"(?<!class )\b{name}\b")
+        return not any(used.search(text) for _, text in self.source.naming(name))
 
     def _own_handler(self, key: Key) -> str:
         function = self.function(key)
@@ -451,9 +460,12 @@ class Project:
         )
         self.by_spawn[(*key, index)] = runs
         if function.waits_for(spawn) and not runs.streams:
-            blocked = spawn.kind == "task" and (runs.blocked or runs.blocks)  # the others are run by a thread
+            stands = function.blocks_for(spawn)
+            # What is no task is run by a thread.
+            blocked = (spawn.kind == "task" and (runs.blocked or runs.blocks)) or (stands and function.is_async)
             passed = runs.passed and not spawn.lost
-            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=blocked, passed=passed), fresh)
+            blocks = stands and not function.is_async
+            self._set(key, replace(runs, streams=function.yields, blocks=blocks, blocked=blocked, passed=passed), fresh)
         elif spawn.kind == "called" and runs.blocks and not function.is_async and not function.yields and not runs.streams:
             self._set(key, replace(runs, passed=runs.passed and not spawn.lost), fresh)
 

@@ -13,11 +13,17 @@ _CHECKS = re.compile(
     r"|(^|[_/-])(test|check|validate|verify)[_-]?(\w*_)?(connect\w*|connectivity|keys?|api_?keys?|providers?|models?|llms?|credentials?|servers?|endpoints?|availab\w*|status|configs?)$",
     re.I,
 )
+# What is written about images, music or videos is text: generate_video_summary.
+_TEXTS = (
+    r"(\w+[_-])?(summar\w+|prompts?|scripts?|captions?|descri\w+|titles?|texts?|notes?|quiz\w*|questions?|answers?|chapters?|ideas?"
+    r"|plans?|tags?)"
+)
 # It computes speech, images, music, video or vectors.
 _MEDIA = re.compile(
-    r"(^|[_/-])(tts|asr|stt|speech\w*|transcri\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
+    r"(^|[_/-])(tts|asr|stt|speech\w*|transcri(?!pts?(?![a-z]))\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
     r"|speech|(text|txt|image|img|video|audio)_?to_?(image|video|audio|music)"
-    r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?((?!from|for|with|about|of|to|by|on)[a-z0-9]+[_/-])?(images?|videos?|audios?|music|songs?|voices?|sounds?)([_/-]|$)"
+    r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?((?!from|for|with|about|of|to|by|on)[a-z0-9]+[_/-])?(images?|videos?|audios?|music|songs?|voices?|sounds?)"
+    rf"(?![_/-]{_TEXTS})([_/-]|$)"
     r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",
     re.I,
 )
@@ -66,7 +72,12 @@ _TAKES_IN = re.compile(
     r"(^|[_/-])(uploads?|imports?|scans?|batch\w*|all|re_?process\w*|memor(y|ies)|preferences?|learnings|reflect\w*|mcp)([_/-]|$)",
     re.I,
 )
-_STORES = re.compile(r"(^|\.)(commit|a?save|insert(_one|_many)?|upsert|put_item|(objects|\w*repo\w*)\.create|bulk_create)$")
+_STORES = re.compile(
+    r"(^|\.)(commit|a?save|insert(_one|_many)?|upsert|put_item|bulk_create)$"
+    r"|(^|[._])(objects|\w*repo\w*|crud|dao|storage|db|database)\.(create|add|save|insert|record|store)(_\w+)?$"
+    r"|(^|[._])(save|store|persist|insert)_(?!\w*(messages?|history|turn|chat|conversation|session|usage|logs?|cache|memory|upload|files?|image|audio"
+    r"|embeddings?|vectors?|chunks?|documents?|feedback|state|checkpoint|token|settings?|config|cookie|user)(_|$))\w+$"
+)
 # A client asks it something, or writes to it: the answer is for now, whatever is stored of it.
 _CONVERSES = re.compile(
     r"(^|[/_-])(chat\w*|ask\w*|answers?|query|completions?|reply|converse|conversation|talk|translat\w*|explain\w*)([/_-]|$)",

@@ -88,7 +88,10 @@ def imports(data: bytes, path: str) -> tuple[list[Pair], frozenset[str]]:
         module = match[1].decode("ascii", "ignore")
         parts = module.strip(".").split(".") if module.strip(".") else []
         if module.startswith("."):
-            above = _above(path, module)
+            folder = _above(path, module)
+            above = folder.name
+            if not parts:
+                found.add((folder.parent.name, above))  # the package itself, which may pass on what it imports
         else:
             above = ""
             roots.add(parts[0])
@@ -104,12 +107,12 @@ def _begins_line(data: bytes, place: int) -> bool:
     return not data[data.rfind(b"\n", 0, place) + 1 : place].strip()
 
 
-def _above(path: str, module: str) -> str:
-    """Return the name of the folder in which a relative import begins."""
+def _above(path: str, module: str) -> PurePath:
+    """Return the folder in which a relative import begins."""
     folder = PurePath(path).parent
     for _ in range(len(module) - len(module.lstrip(".")) - 1):
         folder = folder.parent
-    return folder.name
+    return folder
 
 
 def pair_of(path: str) -> Pair:

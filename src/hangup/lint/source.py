@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from hangup.lint.awaiting import awaited_names, is_awaited_later, waits_for_all
+from hangup.lint.awaiting import added_to, awaited_names, is_awaited_later, waits_for_all
 from hangup.lint.walking import children, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -261,6 +261,9 @@ class _Walk:
         self.block(self.module.tree.body, Frame(self.module.tree, "body", None, top), "")
         unsure = "isawaitable" in self.module.text or "iscoroutine" in self.module.text  # who asks may have no coroutine
         awaited = self.awaited
+        for site in self.module.calls():
+            if (by_name := site.frame.function.awaited) and (added := added_to(site.node, by_name)):
+                by_name.add(added)
         for site in self.module.calls():
             by_name = site.frame.function.awaited
             if id(site.node) in awaited or (by_name and not unsure and is_awaited_later(site.node, site.statement, by_name)):

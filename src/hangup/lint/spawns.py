@@ -153,6 +153,8 @@ def _handle(module: Module, site: Site) -> str:
         return statement.targets[0].id  # also if it is awaited by this name later: it may be cancelled by it, too
     if site.awaited or _is_awaited_in(module, site):
         return "await"
+    if any(isinstance(n, ast.Attribute) and n.attr == "result" and n.value is site.node for n in walk(statement)):
+        return "result"
     if site.dropped:
         return "drop"
     if (
@@ -215,7 +217,7 @@ def more(module: Module, scope: Scope, made: FunctionFacts) -> None:
     _late_polls(module, scope, made)
     _retries(module, scope, made)
     _queues(module, scope, made)
-    names = {s.handle for s in made.spawns if s.kind in {"task", "executor", "thread"}} - {"await", "drop", "value"}
+    names = {s.handle for s in made.spawns if s.kind in {"task", "executor", "thread"}} - {"await", "drop", "value", "result"}
     if names:
         made.handled = sorted(_handled(module, scope, names))
 
@@ -228,8 +230,8 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
         if isinstance(node, ast.Await):
             found |= _names_in(node.value)
         elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
-            awaited = {n for inner in walk(node.value) if isinstance(inner, ast.Await) for n in _names_in(inner)}
-            found |= {f"+{name}" for name in _names_in(node.value) - awaited}
+            waited = {n for inner in walk(node.value) if _waits(inner) for n in _names_in(inner)}
+            found |= {f"+{name}" for name in _names_in(node.value) - waited}
         elif (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in {"result", "join", "get_loop"}
         ):
@@ -247,10 +249,16 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
             }
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and not isinstance(node.targets[0], ast.Name):
             found.add(f"+{node.value.id}")  # self.task = task, tasks[id] = task
+    found |= scope.awaited
     return {name for name in found if name.lstrip("+") in names}
 
 
-def _names_in(node: ast.expr) -> set[str]:
+def _waits(node: ast.AST) -> bool:
+    """Return whether an expression waits for something: `await task`, `future.result`."""
+    return isinstance(node, ast.Await) or (isinstance(node, ast.Attribute) and node.attr == "result")
+
+
+def _names_in(node: ast.AST) -> set[str]:
     return {n.id for n in walk(node) if isinstance(n, ast.Name)}
 
 

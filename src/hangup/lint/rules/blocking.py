@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hangup.lint.evidence import is_reached_certainly
+from hangup.lint.facts import CallFacts
 from hangup.lint.finding import Severity
+from hangup.lint.names import Key
 from hangup.lint.project import Project
 from hangup.lint.purposes import is_no_answer
 from hangup.lint.rule import Hit, rule
@@ -61,4 +63,19 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
         if (runs.streams and not reads) or not project.served.shares_loop((path, number), runs.needs):
             continue
         message = f"`{call.ref}` blocks the event loop until the engine has finished{chain(path, call.ref, runs)}"
-        yield Hit(path, call.place, message, certain=is_reached_certainly(project, (path, number), call, runs))
+        certain = is_reached_certainly(project, (path, number), call, runs) and not _is_second(project, (path, number), call)
+        yield Hit(path, call.place, message, certain=certain)
+
+
+def _is_second(project: Project, key: Key, call: CallFacts) -> bool:
+    """Return whether a call blocks only where a constant is not true, and another one does where it is: an older SDK's."""
+    if not call.instead:
+        return False
+    first, last = call.instead
+    others = enumerate(project.function(key).calls)
+    return any(first <= other.place[0] <= last and _blocks(project, (*key, index)) for index, other in others)
+
+
+def _blocks(project: Project, call: tuple[str, int, int]) -> bool:
+    runs = project.by_call.get(call)
+    return runs is not None and runs.blocks
