@@ -27,11 +27,10 @@ from hangup.lint.purposes import (
 )
 from hangup.lint.runs import Runs
 
-STEPS_MAX = 4  # from a handler to the model,
-BRANCHES_MAX = 1  # and branches on the way
-STEPS_TO_WANTED_MAX = 5  # the same where a client wants a text,
-BRANCHES_TO_WANTED_MAX = 3
-STEPS_TO_PLACE_MAX = 3  # the same for a certain place,
+STEPS_MAX = 5  # from a handler to the model, if a name says that a client wants a text, or if the place is one that blocks
+STEPS_UNNAMED_MAX = 4  # if none does
+BRANCHES_MAX = 3  # on the way
+STEPS_TO_LOST_MAX = 3  # the same for a place that blocks, if what it generates is stored or seems to be lost,
 STEPS_WITH_BRANCH_MAX = 2  # with a branch on the way,
 STEPS_WITH_BRANCHES_MAX = 1  # or with several
 
@@ -64,9 +63,11 @@ def is_run_certainly(project: Project, path: str, handler: FunctionFacts, refere
     stored = runs.stored or handler.stores
     if not is_written_to(*names) and (stored or (has_something_done(*names) and not wants_text(*names))):
         return False  # what is made and stored may be wanted even if nobody waits for it
+    if not runs.passed or runs.branches > BRANCHES_MAX:
+        return False
     if wants_text(*names) and not has_something_done(*names):
-        return runs.passed and runs.steps <= STEPS_TO_WANTED_MAX and runs.branches <= BRANCHES_TO_WANTED_MAX
-    return runs.steps <= STEPS_MAX and runs.branches <= BRANCHES_MAX and runs.passed and not runs.decided
+        return runs.steps <= STEPS_MAX
+    return runs.steps <= STEPS_UNNAMED_MAX and not runs.decided
 
 
 def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs) -> bool:
@@ -84,6 +85,8 @@ def is_reached_certainly(project: Project, key: Key, call: CallFacts, runs: Runs
     passed = runs.passed and not any(step.lost for step in (call, *way))
     if not is_for_answer(project, path, handler, call.ref) or not (passed or _says_so(handler, call.ref)):
         return False
+    steps = runs.steps + len(way)
     branches = runs.branches + sum(step.branches for step in (call, *way))
-    steps_max = (STEPS_TO_PLACE_MAX, STEPS_WITH_BRANCH_MAX, STEPS_WITH_BRANCHES_MAX)[min(branches, 2)]
-    return runs.steps + len(way) <= steps_max
+    if passed and not runs.stored and not handler.stores:
+        return steps <= STEPS_MAX and branches <= BRANCHES_MAX
+    return steps <= (STEPS_TO_LOST_MAX, STEPS_WITH_BRANCH_MAX, STEPS_WITH_BRANCHES_MAX)[min(branches, 2)]
