@@ -87,3 +87,26 @@ def test_who_waits_for_the_result_of_a_thread_blocks(body: str) -> None:
     assert [f.code for f in lint_source(source)] == ["HU005"]
     source = BLOCKING.format(body=indent(body, "    "), wait="await asyncio.to_thread(answer, text)")
     assert [f.code for f in lint_source(source)] == ["HU004"]
+
+
+def test_a_stream_that_a_thread_opens_is_passed_on() -> None:
+    source = """
+from fastapi import FastAPI
+from openai import OpenAI
+
+app = FastAPI()
+client = OpenAI()
+
+async def parts(text):
+    def opened():
+        return client.chat.completions.create(model="m", messages=[text], max_tokens=500, stream=True)
+
+    stream = await asyncio.to_thread(opened)
+    for chunk in stream:
+        yield chunk
+
+@app.post("/ask")
+async def ask(text: str):
+    return "".join([part async for part in parts(text)])
+"""
+    assert [f.code for f in lint_source(source)] == ["HU004"]

@@ -142,6 +142,16 @@ def test_a_function_that_sends_a_request_to_an_api_of_inference(call: str, numbe
     assert codes(source) == ["HU004"] * number
 
 
+@pytest.mark.parametrize(("route", "codes_found"), [("query", ["HU004"]), ("health", [])])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_functions_of_azure(route: str, codes_found: list[str], *, is_async: bool) -> None:
+    call = f"await {ASK}" if is_async else ASK.replace("client", "blocking")
+    made = "import azure.functions as func\napp = func.FunctionApp()"
+    source = entry(made, f'@app.route(route="{route}", methods=["POST"])', call, is_async=is_async)
+    assert codes(source.replace("ask(", "handle(")) == codes_found
+    assert codes(source.replace("ask(", "handle(").replace("@app.route(route=", "@app.timer_trigger(schedule=")) == []
+
+
 VIEWS = """
     from openai import OpenAI
     from rest_framework.views import APIView

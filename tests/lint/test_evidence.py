@@ -236,6 +236,13 @@ def test_a_blocking_call_whose_text_is_kept_on_the_way_needs_a_name_that_says_it
     assert levels(unsaid) == ["HU005 likely"]
 
 
+@pytest.mark.parametrize(
+    ("line", "level"), [("return ask(text)", "certain"), ("log(ask(text))\n        return text", "likely")]
+)
+def test_a_webhook_for_a_chat_may_answer_who_calls_it(line: str, level: str) -> None:
+    assert levels(BLOCKING.format(lines=line).replace("/chat", "/webhook/chat")) == [f"HU005 {level}"]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "pyproject.toml").write_text("[tool.hangup.lint]\n")
@@ -403,6 +410,7 @@ def test_a_place_that_blocks_far_from_the_handler(count: int, branches: int, lev
         ("analyze_dream", "crud.create_dream(made)", "likely"),
         ("analyze_dream", "storage.save_analysis(made)", "likely"),
         ("analyze_dream", "save_dream(made)", "likely"),
+        ("analyze_dream", "DreamRepository.create(made)", "likely"),
         ("analyze_dream", "save_chat_message(made)", "certain"),  # what was said is always kept
         ("analyze_dream", "storage.load(made)", "certain"),
         ("add_message", "db.session.commit()", "certain"),  # an answer all the same

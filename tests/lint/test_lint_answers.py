@@ -62,6 +62,7 @@ def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
         "reply = await ask(text); return {'id': other, 'message': reply}",
         "reply = await ask(text); return Made(document_id=other, text=reply)",
         "reply = await ask(text); return {'id': other, **reply}",
+        "lines = (await ask(text)).splitlines(); return {'steps': lines[:3]}",  # not a preview
         "reply = await ask(text); rows.append(reply); return rows",
         "reply = await ask(text); store.save(reply); return await store.load()",
         "store.reply = await ask(text); return store",
@@ -154,6 +155,7 @@ def test_a_path_that_ends_in_completion(path: str) -> None:
         "made = await ask(text); return {'ids': [str(one.id) for one in made], 'count': len(made), 'type': made.quiz_type}",
         "reply = await ask(text); status = store.save(reply); return {'status': status}",
         "outcome = await ask(text); return {'done': outcome.get('status'), 'book': outcome.get('book_id')}",
+        "num_chunks = store.save(await ask(text)); return {'indexed': True, 'chunks_created': num_chunks}",
     ],
 )
 def test_an_id_a_link_or_a_length_is_no_answer(body: str) -> None:

@@ -389,6 +389,7 @@ def test_consumers_of_channels_answer_one_message_after_the_other(name: str, fou
         ("/generate-video", []),
         ("/generate-video-summary", ["HU004"]),
         ("/transcribe", []),
+        ("/ask-with-tts", ["HU004"]),
         ("/analyze-transcript", ["HU004"]),
     ],
 )

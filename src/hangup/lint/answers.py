@@ -19,7 +19,8 @@ _BUILTINS = frozenset(dir(builtins))
 _LOGS = frozenset("debug info warning warn error exception critical log print".split())
 _STREAMS = frozenset({"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse"})
 _ABOUT = re.compile(
-    r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at|type|kind|level|language|version|hash|length|duration)$",
+    r"(^|_)(id|ids|status|success|count|url|link|path|created_at|updated_at|type|kind|level|language|version|hash|length|duration"
+    r"|created|indexed|inserted|updated|deleted|processed|saved|stored)$|^(num|total)_",
     re.I,
 )
 _ID = re.compile(r"(^|_)ids?$", re.I)
@@ -32,6 +33,7 @@ _RENDERS = frozenset({"render", "render_template"})
 _SHOWN = frozenset({"request", "session", "flash", "messages"})  # what the next page shows, besides what it is given
 _FIXED = frozenset("len str int float bool dict list range round".split())
 _OF_REQUEST = frozenset("get getlist get_json strip lower upper".split())
+PREVIEW_MIN = 30  # characters
 _Handler = ast.FunctionDef | ast.AsyncFunctionDef
 _After = dict[int, frozenset[ast.Return]]  # id of a statement -> the returns that may follow it
 _Scopes = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -306,8 +308,10 @@ def _of_comprehension(node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> It
 
 def _is_about(node: ast.AST) -> bool:
     match node:
-        case ast.Call(func=ast.Name(id="len")) | ast.Subscript(slice=ast.Slice()):
+        case ast.Call(func=ast.Name(id="len")):
             return True
+        case ast.Subscript(slice=ast.Slice(lower=None, upper=ast.Constant(value=int(length)))):
+            return length >= PREVIEW_MIN  # of a text; lines[:3] are the answer
         case ast.Attribute(attr=key) | ast.Subscript(slice=ast.Constant(value=str(key))):
             return _ABOUT.search(key) is not None
         case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(key)), *_]):

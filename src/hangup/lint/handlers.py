@@ -72,6 +72,8 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
             return "flask", ""
         if verb == "entrypoint" and "bedrock_agentcore" in module.packages:  # its application is one of Starlette
             return "starlette", ""
+        if verb == "route" and "azure" in module.packages and isinstance(decorator, ast.Call) and _route(decorator) is not None:
+            return "starlette" if function.is_async else "flask", ""
         if verb == "api_view" or (verb == "action" and framework == "django"):
             return _with_async("django", function), ""
         if not isinstance(decorator, ast.Call) or verb not in _ROUTES or not _takes_path(decorator):
@@ -111,22 +113,25 @@ def route_path(function: Function) -> str:
     """Return the path in a route's decorator, as far as it is written there."""
     for decorator in function.decorators:
         if isinstance(decorator, ast.Call):
-            first = (
-                decorator.args[0]
-                if decorator.args
-                else next((k.value for k in decorator.keywords if k.arg in {"path", "rule"}), None)
-            )
+            first = _route(decorator) or (decorator.args[0] if decorator.args else _keyword(decorator, "path", "rule"))
             if isinstance(first, ast.JoinedStr) and first.values:
                 first = first.values[-1]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str) and "/" in first.value:
-                return first.value
+            if isinstance(first, ast.Constant) and isinstance(first.value, str) and ("/" in first.value or _route(decorator)):
+                return first.value if "/" in first.value else f"/{first.value}"
     return ""
 
 
+def _route(decorator: ast.Call) -> ast.expr | None:
+    """Return the path of one of Azure's functions, which begins with no slash: `@app.route(route="query")`."""
+    return _keyword(decorator, "route")
+
+
+def _keyword(call: ast.Call, *names: str) -> ast.expr | None:
+    return next((k.value for k in call.keywords if k.arg in names), None)
+
+
 def _takes_path(decorator: ast.Call) -> bool:
-    first = (
-        decorator.args[0] if decorator.args else next((k.value for k in decorator.keywords if k.arg in {"path", "rule"}), None)
-    )
+    first = decorator.args[0] if decorator.args else _keyword(decorator, "path", "rule")
     if isinstance(first, ast.Constant):
         return isinstance(first.value, str) and (first.value.startswith("/") or first.value == "")
     return isinstance(first, (ast.JoinedStr, ast.Name, ast.Attribute, ast.BinOp))

@@ -459,7 +459,9 @@ class Project:
             sure=runs.sure and self.names.is_certain(*key, spawn.target),
         )
         self.by_spawn[(*key, index)] = runs
-        if function.waits_for(spawn) and not runs.streams:
+        if function.waits_for(spawn) and runs.streams and function.yields:
+            self._set(key, replace(runs, blocks=False, passed=runs.passed and not spawn.lost), fresh)  # it passes a stream on
+        elif function.waits_for(spawn) and not runs.streams:
             stands = function.blocks_for(spawn)
             # What is no task is run by a thread.
             blocked = (spawn.kind == "task" and (runs.blocked or runs.blocks)) or (stands and function.is_async)

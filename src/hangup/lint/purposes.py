@@ -20,8 +20,8 @@ _TEXTS = (
 )
 # It computes speech, images, music, video or vectors.
 _MEDIA = re.compile(
-    r"(^|[_/-])(tts|asr|stt|speech\w*|transcri(?!pts?(?![a-z]))\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*)([_/-]|$)"
-    r"|speech|(text|txt|image|img|video|audio)_?to_?(image|video|audio|music)"
+    r"((^|[_/-])(?<!with[_-])(tts|asr|stt)|(^|[_/-])(speech\w*|transcri(?!pts?(?![a-z]))\w+|dictat\w+|audio2text|text2(speech|image|audio|video)|embed\w*|rerank\w*))([_/-]|$)"
+    r"|(?<!with[_-])speech|(text|txt|image|img|video|audio)_?to_?(image|video|audio|music)"
     r"|(^|[_/-])(generate|generation|create|edit|synthesi[sz]e)[_/-]?((?!from|for|with|about|of|to|by|on)[a-z0-9]+[_/-])?(images?|videos?|audios?|music|songs?|voices?|sounds?)"
     rf"(?![_/-]{_TEXTS})([_/-]|$)"
     r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",
@@ -76,7 +76,8 @@ _STORES = re.compile(
     r"(^|\.)(commit|a?save|insert(_one|_many)?|upsert|put_item|bulk_create)$"
     r"|(^|[._])(objects|\w*repo\w*|crud|dao|storage|db|database)\.(create|add|save|insert|record|store)(_\w+)?$"
     r"|(^|[._])(save|store|persist|insert)_(?!\w*(messages?|history|turn|chat|conversation|session|usage|logs?|cache|memory|upload|files?|image|audio"
-    r"|embeddings?|vectors?|chunks?|documents?|feedback|state|checkpoint|token|settings?|config|cookie|user)(_|$))\w+$"
+    r"|embeddings?|vectors?|chunks?|documents?|feedback|state|checkpoint|token|settings?|config|cookie|user)(_|$))\w+$",
+    re.I,
 )
 # A client asks it something, or writes to it: the answer is for now, whatever is stored of it.
 _CONVERSES = re.compile(

@@ -24,7 +24,7 @@ _IMPORT = re.compile(rb"import[ \t]+([^\n;#]+)")
 _NAME = re.compile(rb"[A-Za-z_]\w*(?=\s*(?:,|\)|$|\s+as\s))", re.M)
 _SERVING = frozenset(
     b"fastapi starlette litestar flask flask_restful flask_restx quart sanic django rest_framework ninja tornado bottle"
-    b" BaseHTTPRequestHandler functions_framework bedrock_agentcore".split()
+    b" BaseHTTPRequestHandler functions_framework bedrock_agentcore FunctionApp".split()
 )
 # A file that makes an application, or gives it routers.
 _APPLICATION = re.compile(
