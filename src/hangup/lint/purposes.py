@@ -64,7 +64,8 @@ _GENERATES = re.compile(
 )
 # Whoever calls it tries something out, or looks after the service: the text is not what they wait for.
 _OTHER_ENDS = re.compile(
-    r"(^|[_/-])(demo|dev|debug\w*|echo|evals?|judges?|benchmarks?|red[_-]?team\w*|admin|weekly|nightly|monthly|artifacts?)([_/-]|$)",
+    r"(^|[_/-])(demo|dev|debug\w*|echo|evals?|judges?|benchmarks?|red[_-]?team\w*|admin|weekly|nightly|monthly|artifacts?|titles?)([_/-]|$)"
+    r"|[_-]and[_-](send|post|publish|e?mail|tweet)([_/-]|$)",
     re.I,
 )
 # Whoever calls it hands something in, or works through many things; what they get back may be text, or a note that it is done.
@@ -81,7 +82,7 @@ _STORES = re.compile(
 )
 # A client asks it something, or writes to it: the answer is for now, whatever is stored of it.
 _CONVERSES = re.compile(
-    r"(^|[/_-])(chat\w*|ask\w*|answers?|query|completions?|reply|converse|conversation|talk|translat\w*|explain\w*)([/_-]|$)",
+    r"(^|[/_-])(chat\w*|ask\w*|query|completions?|converse|conversation|talk|translat\w*|explain\w*)([/_-]|$)",
     re.I,
 )
 _WRITES_TO = re.compile(r"(^|[/_-])(question|messages?|prompt\w*|invoke|assist\w*|search|respond|response)([/_-]|$)", re.I)
@@ -90,7 +91,7 @@ _WANTS = re.compile(
     r"(^|[/_-])(re_?)?(generat\w*|analy[sz]\w*|suggest\w*|recommend\w*|compar\w*|insights?|rewrit\w*|write|writing|refin\w*|rephras\w*"
     r"|optimi[sz]\w*|improv\w*|enhanc\w*|summar\w*|plans?|drafts?|compose|hints?|opinions?|advi[cs]e|justify|investigat\w*"
     r"|transliterat\w*|extract\w*|interpret\w*|diagnos\w*|describe|description|critique|review|brainstorm\w*|brief|coach\w*|report"
-    r"|sql|quiz\w*|recipes?|stor(y|ies)|llm|gpt|ai|agents?|agentic)([/_-]|$)",
+    r"|sql|quiz\w*|recipes?|stor(y|ies)|llm|gpt|ai|agents?|agentic|answers?|repl(y|ies))([/_-]|$)",
     re.I,
 )
 # A client hands something in, or has something done: it may be wanted whether or not the client waits for it.
