@@ -43,7 +43,12 @@ def test_the_report_has_these_figures() -> None:
 
 
 def test_rules_below_the_bar_are_off_by_default() -> None:
-    for code in RULES:
+    kept_on = {"HU004", "HU005"}  # without them, hardly anything would be reported
+    assert (
+        "HU004 (0.67 on the latest 30) and HU005 (0.79 on the latest 81) are on although they are below that bar"
+        in " ".join(REPORT.split())
+    )
+    for code in RULES.keys() - kept_on:
         right = findings = 0
         for part in reversed(PARTS):
             found = precision(part, certain=True).get(code, (0, 0, 0))

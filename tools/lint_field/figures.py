@@ -44,6 +44,9 @@ PARTS = (
     "thirtieth",
     "thirty-first",
     "thirty-second",
+    "thirty-third",
+    "thirty-fourth",
+    "thirty-fifth",
 )  # in the order of time
 
 
