@@ -413,6 +413,7 @@ def test_a_place_that_blocks_far_from_the_handler(count: int, branches: int, lev
         ("analyze_dream", "DreamRepository.create(made)", "likely"),
         ("answer_dream", "save_dream(made)", "likely"),  # a client may hand it in
         ("answer_dream", "log(made)", "certain"),
+        ("generate_question", "save_dream(made)", "likely"),
         ("dream_title", "log(made)", "likely"),  # a few words
         ("tell_and_send", "log(made)", "likely"),  # to somebody else
         ("analyze_dream", "save_chat_message(made)", "certain"),  # what was said is always kept

@@ -47,6 +47,7 @@ PARTS = (
     "thirty-third",
     "thirty-fourth",
     "thirty-fifth",
+    "thirty-sixth",
 )  # in the order of time
 
 

@@ -85,7 +85,7 @@ _CONVERSES = re.compile(
     r"(^|[/_-])(chat\w*|ask\w*|query|completions?|converse|conversation|talk|translat\w*|explain\w*)([/_-]|$)",
     re.I,
 )
-_WRITES_TO = re.compile(r"(^|[/_-])(question|messages?|prompt\w*|invoke|assist\w*|search|respond|response)([/_-]|$)", re.I)
+_WRITES_TO = re.compile(r"(^|[/_-])(messages?|prompt\w*|invoke|assist\w*|search|respond|response)([/_-]|$)", re.I)
 # A client wants a text: what is generated is what it waits for.
 _WANTS = re.compile(
     r"(^|[/_-])(re_?)?(generat\w*|analy[sz]\w*|suggest\w*|recommend\w*|compar\w*|insights?|rewrit\w*|write|writing|refin\w*|rephras\w*"
