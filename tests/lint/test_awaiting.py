@@ -89,6 +89,12 @@ def test_who_waits_for_the_result_of_a_thread_blocks(body: str) -> None:
     assert [f.code for f in lint_source(source)] == ["HU004"]
 
 
+def test_who_awaits_the_result_of_a_thread_does_not_block() -> None:
+    body = "made = pool.submit(compute, text)\nreturn await asyncio.wrap_future(made)"
+    source = BLOCKING.replace("def answer", "async def answer").format(body=indent(body, "    "), wait="await answer(text)")
+    assert [f.code for f in lint_source(source)] == ["HU004"]
+
+
 def test_a_stream_that_a_thread_opens_is_passed_on() -> None:
     source = """
 from fastapi import FastAPI

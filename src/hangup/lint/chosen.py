@@ -32,9 +32,8 @@ _SETTING = re.compile(
 )
 
 
-_INNER = frozenset(
-    {"app", "common", "conf", "config", "core", "settings", "shared", "src", "utils"}
-)  # folders that settings are in
+# Folders of an application that its settings are in.
+_INNER = frozenset({"app", "common", "conf", "config", "core", "settings", "shared", "src", "utils"})
 
 
 class Chosen:

@@ -103,7 +103,7 @@ class FunctionFacts:
     calls: list[CallFacts] = field(default_factory=list)
     spawns: list[Spawn] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)  # what its loops iterate over
-    handled: list[str] = field(default_factory=list)  # task handles that are awaited, cancelled, returned or passed on
+    handled: list[str] = field(default_factory=list)  # task handles that are awaited, asked, cancelled, returned or passed on
     imported: list[tuple[int, int, str, str]] = field(default_factory=list)  # as `failing` writes imports
 
     def waits_for(self, spawn: Spawn) -> bool:
@@ -114,7 +114,8 @@ class FunctionFacts:
 
     def blocks_for(self, spawn: Spawn) -> bool:
         """Return whether the thread that calls the function stands still meanwhile: `pool.submit(ask, text).result()`."""
-        return spawn.kind == "executor" and spawn.handle != "await" and spawn.verb.endswith(".submit") and self.waits_for(spawn)
+        asked = spawn.handle == "result" or f"={spawn.handle}" in self.handled
+        return spawn.kind == "executor" and asked and spawn.verb.endswith(".submit") and self.waits_for(spawn)
 
 
 @dataclass(slots=True)

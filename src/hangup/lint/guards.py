@@ -56,7 +56,7 @@ class Guards:
             if isinstance(frame.node, ast.If):
                 call.chosen |= self.choices > 0 and frame.part == "body" and _chooses(frame.node.test, self.parameters) != ""
                 in_body = frame.part == "body"
-                if not in_body and _is_constant(frame.node.test):
+                if frame.part == "orelse" and _is_constant(frame.node.test):
                     call.instead = [frame.node.body[0].lineno, frame.node.body[-1].end_lineno or 0]
                 if not self._is_in_both(frame.node, site, in_body=in_body):
                     tests.append((frame.node.test, in_body))

@@ -223,7 +223,8 @@ def more(module: Module, scope: Scope, made: FunctionFacts) -> None:
 
 
 def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
-    """Return the handles that the function waits for, and as `+name` those that it cancels or leaves to others to cancel."""
+    """Return the handles that the function waits for, as `=name` those of which it asks for the result, and as `+name` those
+    that it cancels or leaves to others to cancel."""
     found: set[str] = set()
     parameters = {p.arg for p in scope.parameters} | {"self"}
     for node in module.nodes(scope):
@@ -235,7 +236,7 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
         elif (
             isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in {"result", "join", "get_loop"}
         ):
-            found.add(node.value.id)
+            found |= {node.value.id, f"={node.value.id}"} if node.attr == "result" else {node.value.id}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr == "cancel":
             found.add(f"+{node.value.id}")
         elif isinstance(node, ast.Call) and (
@@ -250,7 +251,7 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and not isinstance(node.targets[0], ast.Name):
             found.add(f"+{node.value.id}")  # self.task = task, tasks[id] = task
     found |= scope.awaited
-    return {name for name in found if name.lstrip("+") in names}
+    return {name for name in found if name.lstrip("+=") in names}
 
 
 def _waits(node: ast.AST) -> bool:
