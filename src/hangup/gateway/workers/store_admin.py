@@ -14,6 +14,7 @@ from starlette.responses import Response
 from hangup.gateway.workers.admin import ACT_S, ASK_S, WholeAdmin
 from hangup.gateway.workers.process import Answer
 
+NOT_FOUND = 404
 _OTHERS_S = 2 * ASK_S  # a worker that asks other gateways waits for those that do not answer
 
 
@@ -23,11 +24,17 @@ class StoreWorkersAdmin(WholeAdmin):
     async def ask_all(self, method: str, target: str) -> list[Answer]:
         within_s = ASK_S if method == "GET" else ACT_S
         workers = self.whole.answering_workers()
-        alone = [worker for worker in workers if not worker.reaches_store]
-        answers = await self.ask_each(alone, method, target, within_s)
-        for worker in workers:
-            if worker.reaches_store and (answer := await worker.ask(method, target, within_s + _OTHERS_S)) is not None:
+        reaching = [worker for worker in workers if worker.reaches_store]  # asked once: it may change while others are asked
+        answers = await self.ask_each([worker for worker in workers if worker not in reaching], method, target, within_s)
+        for number, worker in enumerate(reaching, 1):
+            answer = await worker.ask(method, target, within_s + _OTHERS_S)
+            if answer is None:
+                continue
+            if worker.reaches_store and answer[0] != NOT_FOUND:
                 return [answer, *answers]
+            # It may have lost the store meanwhile, and have answered for itself alone.
+            others = await self.ask_each(reaching[number:], method, target, within_s + _OTHERS_S)
+            return [*others, answer, *answers]
         return answers
 
     async def ask_merged(self, method: str, target: str) -> list[dict[str, Any]] | Response:
