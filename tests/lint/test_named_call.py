@@ -381,3 +381,25 @@ def test_a_model_of_an_instance_is_called_itself(lines: str, number: int) -> Non
         return Cook().recipe(text)
     """
     assert len(messages(source)) == number
+
+
+def test_of_two_that_are_as_certain_the_nearer_to_the_model_is_named() -> None:
+    (found,) = messages("""
+        from fastapi import FastAPI
+        from openai import AsyncOpenAI
+
+        app = FastAPI()
+
+        async def near(text):
+            return await AsyncOpenAI().responses.create(model="m", input=text)
+
+        async def far(text):
+            return await near(text)
+
+        @app.post("/items")
+        async def post(text: str):
+            one = await far(text)
+            other = await near(text)
+            return {"one": one, "other": other}
+    """)
+    assert "`near`" in found

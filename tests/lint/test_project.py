@@ -398,9 +398,7 @@ def test_a_package_may_hide_a_module_behind_an_object_of_the_same_name(tmp_path:
                 return rag.answer(text)
         """,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(dedent(text))
+    write(tmp_path, files)
     assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU005"]
     (tmp_path / "services" / "__init__.py").write_text("")
     assert lint_paths([tmp_path]).findings == []
@@ -432,9 +430,7 @@ def test_a_name_from_a_module_that_its_package_hides(tmp_path: Path) -> None:
                 return answer(text)
         """,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(dedent(text))
+    write(tmp_path, files)
     assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU005"]
 
 
@@ -471,7 +467,5 @@ def test_a_package_passes_on_what_its_modules_import_from_it(tmp_path: Path) -> 
                 return await conversation.say(text)
         """,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(dedent(text))
+    write(tmp_path, files)
     assert [finding.code for finding in lint_paths([tmp_path]).findings] == ["HU004"]

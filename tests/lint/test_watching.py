@@ -396,3 +396,44 @@ def test_consumers_of_channels_answer_one_message_after_the_other(name: str, fou
 def test_routes_that_check_health_or_make_media_and_those_that_write_about_them(route: str, found: list[str]) -> None:
     source = HANDLER.format(package="fastapi", name="FastAPI").replace("/chat", route).replace("def chat", "def handle")
     assert codes(source) == found
+
+
+def test_what_a_method_of_the_class_above_runs() -> None:
+    source = """
+        from fastapi import FastAPI
+        from openai import AsyncOpenAI
+
+        app = FastAPI()
+
+        class Writing:
+            async def run(self, text):
+                return await AsyncOpenAI().responses.create(model="m", input=text, max_output_tokens=500)
+
+        class Summaries(Writing):
+            async def run(self, text):
+                return await super().run(text)
+
+        @app.post("/ask")
+        async def ask(text: str):
+            return await Summaries().run(text)
+    """
+    assert codes(source) == ["HU004"]
+    assert codes(source.replace("super().run(text)", "self.other(text)")) == []
+
+
+def test_a_coroutine_that_blocks_in_an_async_view_of_flask() -> None:
+    """The view has a loop of its own, so nobody else waits; its client is not watched all the same."""
+    source = """
+        from flask import Flask
+        from openai import OpenAI
+
+        app = Flask(__name__)
+
+        async def answer(text):
+            return OpenAI().responses.create(model="m", input=text, max_output_tokens=500)
+
+        @app.post("/ask")
+        async def ask(text):
+            return await answer(text)
+    """
+    assert codes(source) == ["HU004"]
