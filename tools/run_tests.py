@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,8 @@ def main(arguments: list[str]) -> int:
 def _pytest(options: list[str]) -> int:
     # The tests start thousands of processes. Where bytecode is not kept, half of what each of them costs is compiling hangup.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as where a script runs `make test &`: tests that send it would wait
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.run([sys.executable, "-m", "pytest", *options], check=False, env=environment).returncode  # noqa: S603
 
 
