@@ -13,6 +13,7 @@ from hangup.lint.extract import extract
 from hangup.lint.facts import FileFacts, Place
 from hangup.lint.files import SourceFiles
 from hangup.lint.finding import Certainty, Finding, Severity
+from hangup.lint.newer_strings import NEWER, as_older
 from hangup.lint.project import Project
 from hangup.lint.rule import RULES
 from hangup.lint.source import Module
@@ -41,8 +42,8 @@ def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING, defined: 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about the user's literals are not our business
-            tree = ast.parse(source, feature_version=min(target, RUNNING))
             text = source if isinstance(source, str) else source.decode("utf-8-sig", "replace")
+            tree, text = _parsed(source, text, min(target, RUNNING))
             module = Module(text, tree)
             facts = extract(module, defined)
             module.release()
@@ -51,6 +52,17 @@ def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING, defined: 
         raise Unreadable(line, column, f"cannot parse the file: {getattr(error, 'msg', error)}") from None
     facts.ignores = read_ignores(text)
     return facts
+
+
+def _parsed(source: str | bytes, text: str, version: tuple[int, int]) -> tuple[ast.Module, str]:
+    """Return the tree of a source, and the text that it is of, which may be without f-strings that this Python cannot parse."""
+    try:
+        return ast.parse(source, feature_version=version), text
+    except SyntaxError:
+        older = as_older(text) if RUNNING < NEWER else None
+        if older is None:
+            raise
+        return ast.parse(older, feature_version=version), older
 
 
 def lint_file(path: Path, codes: Collection[str] = DEFAULT) -> list[Finding]:
