@@ -191,9 +191,13 @@ def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
             names.add(node.id)
         elif isinstance(node, ast.Call):
             calls.add(id(node))
-    if isinstance(statement, ast.Assign) and all(_ABOUT.search(name) for name in changed):
-        names = set()  # `status = store(text)` tells nothing of the text
+    if isinstance(statement, ast.Assign) and all(_ABOUT.search(name) for name in changed) and not _has_slice(source):
+        names = set()  # `status = store(text)` tells nothing of the text, `output_ids = made[0][length:]` are its tokens
     return _Flow(statement, changed, names - _BUILTINS, calls)
+
+
+def _has_slice(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Slice) for part in walk(node))
 
 
 def _returns_after(body: list[ast.stmt], tail: frozenset[ast.Return], after: _After) -> frozenset[ast.Return]:

@@ -29,8 +29,8 @@ _STREAMS = frozenset(
     {"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse", "ServerSentEvent", "Stream", "StreamResponse"}
 )
 _WATCHES = re.compile(
-    r"is_disconnected|(with|until|on|for|if)_(client_)?disconnect|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect|is_active\(|add_done_callback"
-    r"|context\.cancelled|on_connection_close"
+    r"is_disconnected|(with|until|on|for|if)_(client_)?disconnect|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect|is_active\("
+    r"|(context|ctx|request)\w*\.add_done_callback|context\.cancelled|on_connection_close"
 )
 _WATCHING_WORDS = (
     "disconnect",
@@ -56,6 +56,7 @@ _COMMON = frozenset(
     " reshape to cuda cpu"
     " ValueError RuntimeError TypeError KeyError Exception ImportError Path dataclass cast getLogger".split()
 )
+_COPIES = frozenset({"copy.copy", "copy.deepcopy", "copy", "deepcopy"})
 _LEADING = vocabulary.MADE_VERBS | {"__anext__"}  # whatever defines them: inference, or the first chunk of a stream
 _PLAIN = _COMMON - {"get", "set"}  # `router.get(...)(handler)` registers, `event.set()` ends something
 
@@ -401,7 +402,9 @@ def _references(values: list[ast.expr]) -> list[str]:
 
 
 def _uncast(node: ast.expr) -> ast.expr:
-    """Return what `cast(Service, found)` returns."""
+    """Return what `cast(Service, found)` returns, or what `copy(service)` is a copy of."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and reference(node.func) in _COPIES:
+        return node.args[0]
     if isinstance(node, ast.Call) and len(node.args) > 1 and reference(node.func).rpartition(".")[2] == "cast":
         return node.args[1]
     return node

@@ -31,6 +31,7 @@ _SAME_ROUTE = frozenset(
 )
 _AS = {"ninja": "django", "rest_framework": "django", "starlette": "starlette"}
 _VERBS = frozenset("get post put patch dispatch create list retrieve update partial_update form_valid".split())
+_HTTP_SERVER = frozenset({"BaseHTTPRequestHandler", "SimpleHTTPRequestHandler", "CGIHTTPRequestHandler"})
 _CONSUMING = frozenset({"receive", "receive_json", "websocket_receive"})
 _REGISTER = {
     "add_api_route": 1,
@@ -151,7 +152,7 @@ def _method(function: Function, bases: list[str], framework: str) -> str:
         last = base.rpartition(".")[2].removesuffix("[]")
         if last.endswith("Servicer") and not function.name.startswith("_"):
             return "grpc async" if function.is_async else "grpc"
-        if last == "BaseHTTPRequestHandler" and function.name in {"do_POST", "do_GET"}:
+        if last in _HTTP_SERVER and function.name in {"do_POST", "do_GET"}:
             return "http.server"
         if last.endswith("WebsocketConsumer") and function.name in _CONSUMING:
             return "websocket"  # of Channels: the next message waits for this one

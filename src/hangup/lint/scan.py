@@ -24,7 +24,7 @@ _IMPORT = re.compile(rb"import[ \t]+([^\n;#]+)")
 _NAME = re.compile(rb"[A-Za-z_]\w*(?=\s*(?:,|\)|$|\s+as\s))", re.M)
 _SERVING = frozenset(
     b"fastapi starlette litestar flask flask_restful flask_restx quart sanic django rest_framework ninja tornado bottle"
-    b" BaseHTTPRequestHandler functions_framework bedrock_agentcore FunctionApp".split()
+    b" BaseHTTPRequestHandler SimpleHTTPRequestHandler functions_framework bedrock_agentcore".split()
 )
 # A file that makes an application, or gives it routers.
 _APPLICATION = re.compile(
@@ -59,7 +59,12 @@ def defined_in(data: bytes) -> Iterable[str]:
 def says(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
     """Return what a file says, as bits, from its text, its words and the packages that it imports."""
     found = hints.of(data, words, roots)
-    if words & _SERVING or (b"aiohttp" in words and b"web" in words) or b"Servicer" in data:
+    if (
+        words & _SERVING
+        or (b"aiohttp" in words and b"web" in words)
+        or b"Servicer" in data
+        or ("azure" in roots and b"route" in words)
+    ):
         found |= SERVING
         if _ROUTE.search(data):
             found |= ROUTES

@@ -87,7 +87,7 @@ def _pass(module: Module, site: Site, made: FunctionFacts) -> None:
             _note(module, site, made, "passed", argument)
             return
     names = [a for a in site.node.args[:2] if isinstance(a, ast.Name)]
-    inner = module.inner_names.get(site.function.number, ())
+    inner = {name for f in site.function.around() if f.outer for name in module.inner_names.get(f.number, ())}
     if any(a.id in inner for a in names):
         for argument in names:
             _note(module, site, made, "passed", argument)

@@ -85,6 +85,7 @@ def places(node: ast.AST) -> Place:
     return line, getattr(node, "col_offset", 0) + 1, last, comment
 
 
+_INNER_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # of RagService, RAGPipeline
 _FILLERS = frozenset(
     {"", "self", "service", "client", "manager", "handler", "base", "the", "app", "state", "request", "instance", "get"}
 )
@@ -94,7 +95,7 @@ _FILLERS = frozenset(
 def words_in(name: str) -> frozenset[str]:
     """Return the words of a reference's last part that say something: {"rag", "query"} for self.rag_query_service."""
     last = re.sub(r"\(\)|\[\]", "", name).rpartition(".")[2]
-    return frozenset(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS
+    return frozenset(_INNER_CAPITAL.sub("_", last).lower().split("_")) - _FILLERS
 
 
 def last_name(node: ast.expr) -> str:

@@ -79,7 +79,19 @@ def _is_read_at_once(site: Site) -> bool:
         match node:
             case ast.Await(value=ast.Name(id=awaited)) | ast.AsyncFor(iter=ast.Name(id=awaited)) if awaited == name:
                 return False
-    return any(_reads_answer(node, name, site.node) for node in nodes)
+    return any(_reads_answer(node, name, site.node) or (bool(name) and _takes_items(node, name)) for node in nodes)
+
+
+def _takes_items(node: ast.AST, name: str) -> bool:
+    """Return whether a node takes items of what has this name: no coroutine and no asynchronous iterator has any."""
+    match node:
+        case (
+            ast.Subscript(value=ast.Name(id=read))
+            | ast.For(iter=ast.Name(id=read))
+            | ast.comprehension(iter=ast.Name(id=read), is_async=0)
+        ):
+            return read == name
+    return False
 
 
 def _reads_answer(node: ast.AST, name: str, call: ast.Call) -> bool:
