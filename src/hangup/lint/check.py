@@ -13,7 +13,7 @@ from hangup.lint.extract import extract
 from hangup.lint.facts import FileFacts, Place
 from hangup.lint.files import SourceFiles
 from hangup.lint.finding import Certainty, Finding, Severity
-from hangup.lint.newer_strings import NEWER, as_older
+from hangup.lint.newer_syntax import NEWER, as_older
 from hangup.lint.project import Project
 from hangup.lint.rule import RULES
 from hangup.lint.source import Module
@@ -55,7 +55,7 @@ def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING, defined: 
 
 
 def _parsed(source: str | bytes, text: str, version: tuple[int, int]) -> tuple[ast.Module, str]:
-    """Return the tree of a source, and the text that it is of, which may be without f-strings that this Python cannot parse."""
+    """Return the tree of a source, and the text that it is of, which may be without what only a newer Python can parse."""
     try:
         return ast.parse(source, feature_version=version), text
     except SyntaxError:

@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from hangup.lint.broken import Broken
 from hangup.lint.called import called_names
 from hangup.lint.chosen import Chosen
 from hangup.lint.defaults import Defaults
@@ -17,10 +16,9 @@ from hangup.lint.files import SourceFiles
 from hangup.lint.following import question, sends_others
 from hangup.lint.graphs import Graphs
 from hangup.lint.guards import ALWAYS, either, needed
-from hangup.lint.handlers import WORDS_OF_REGISTRATION
-from hangup.lint.included import Included
 from hangup.lint.names import Key, Names
 from hangup.lint.purposes import is_no_answer, only_labels
+from hangup.lint.registered import RegisteredHandlers
 from hangup.lint.runs import Runs
 from hangup.lint.served import OWN_LOOP, SPAWNING, Served
 from hangup.lint.undeclared import Undeclared
@@ -28,25 +26,7 @@ from hangup.lint.unmade import Unmade
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
 _COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
-_MAKERS = {
-    "FastAPI": "fastapi",
-    "APIRouter": "fastapi",
-    "Flask": "flask",
-    "Blueprint": "flask",
-    "Quart": "quart",
-    "Sanic": "sanic",
-    "Starlette": "starlette",
-    "Litestar": "litestar",
-    "Router": "fastapi",
-    "NinjaAPI": "django",
-    "RouteTableDef": "aiohttp",
-}
-
-
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
-_APPLICATIONS_MAX = 3  # that lead to a handler and are read to learn whether they can start
-_INCLUDED = frozenset({"fastapi", "starlette", "flask", "websocket"})  # applications of these include their routers
-_VIEWS = frozenset({"django", "django async"})  # classes of these are named where their routes are
 
 
 class Project:
@@ -56,9 +36,8 @@ class Project:
         self.names = Names(source)
         self.defaults = Defaults(source.naming, source.defining, source.inside)
         self.served = Served(self)
-        self._broken = Broken(self.names)
+        self._registered = RegisteredHandlers(self)
         self._unmade = Unmade(self.names)
-        self._included = Included(source.naming, source.text)
         self._undeclared = Undeclared(self.names, source.text, source.naming)
         self.runs: dict[Key, Runs] = {}
         self.graphs = Graphs(self.names, self.runs)
@@ -68,8 +47,6 @@ class Project:
         self._callers: dict[str, list[tuple[Key, int]]] = defaultdict(list)
         self.chosen = Chosen(self.names, self.defaults, self.callers)
         self._spawners: dict[str, list[tuple[Key, int]]] = defaultdict(list)
-        self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
-        self._handlers: dict[Key, str] = {}
         self._chosen: dict[Key, set[int]] = defaultdict(set)  # calls in branches of functions that tell many values apart
         self._unmarked: deque[str] = deque()
         self._graphs: list[
@@ -99,10 +76,7 @@ class Project:
                     self._callers[name].append(((path, number), index))
             for index, spawn in enumerate(function.spawns):
                 self._spawners[_last(facts.imports.get(spawn.target, spawn.target))].append(((path, number), index))
-        for ref, framework, number in facts.registered:
-            given = facts.functions[number].assigned.get(ref, ())
-            for name in {_last(facts.imports.get(r, r)) for r in (ref, *given)}:
-                self._registered[name].append((path, number, ref, framework))
+        self._registered.add(path, facts)
         self._unmarked.append(path)
 
     def release(self) -> None:
@@ -126,51 +100,7 @@ class Project:
 
     def handler(self, key: Key) -> str:
         """Return the framework that calls this function for a request; "" if none does."""
-        found = self._handlers.get(key)
-        if found is None:
-            found = self._own_handler(key) or self._registered_handler(key)
-            if (found in _INCLUDED and self._is_unserved(key)) or (found in _VIEWS and self._is_unnamed(key)):
-                found = ""
-            self._handlers[key] = found
-        return found
-
-    def _is_unserved(self, key: Key) -> bool:
-        """Return whether no application leads to a handler: to its file, or its router."""
-        path, route = key[0], self.function(key).route
-        if path in self.source.reach.orphans or self._broken.is_broken(path) or self._included.is_left_out(path, route):
-            return True
-        applications = self.source.reach.applications_of(path)
-        if not 0 < len(applications) <= _APPLICATIONS_MAX:
-            return False
-        return all(self.source.has(file) and self._broken.is_broken(file) for file in sorted(applications))
-
-    def _is_unnamed(self, key: Key) -> bool:
-        """Return whether no table of routes names a handler's class, though one names others: `Chat.as_view()`."""
-        name = self.function(key).class_name
-        if not name or not any(True for _ in self.source.naming("as_view")):
-            return False
-        used = re.compile(rf"(?<!class )\b{name}\b")
-        return not any(used.search(text) for _, text in self.source.naming(name))
-
-    def _own_handler(self, key: Key) -> str:
-        function = self.function(key)
-        if function.handler or not function.route:
-            return function.handler
-        value = self.names.find(key[0], 0, function.route)
-        made = value.name.split(".") if value is not None and value.kind == "made" else []
-        return next((_MAKERS[part] for part in made if part in _MAKERS), "")
-
-    def _registered_handler(self, key: Key) -> str:
-        function = self.function(key)
-        if not function.name:
-            return ""
-        self.read_users(function, beside=WORDS_OF_REGISTRATION)
-        for path, number, ref, framework in sorted(self._registered.get(function.name, ())):
-            value = self.names.find(path, number, ref)
-            if value is not None and value.kind == "function" and (value.path, value.number) == key:
-                kind = framework or "starlette"
-                return "django async" if kind == "django" and function.is_async else kind
-        return ""
+        return self._registered.handler(key)
 
     def handlers(self) -> Iterator[tuple[Key, str]]:
         """Yield the handlers that run inference or have a route that says so, each with its framework."""

@@ -1,8 +1,8 @@
-"""f-strings as Python 3.12 allows them, for the parser of an older Python.
+"""What Python 3.12 added to the syntax, for the parser of an older Python, which would take a whole file for broken.
 
-Since 3.12, what is in the braces of an f-string may have any quotes, backslashes, comments and line ends. Python 3.11 cannot
-parse that, and would take a whole file for broken. Such a string becomes a plain one of the same length on the same lines; what
-its braces hold is lost.
+Since 3.12, what is in the braces of an f-string may have any quotes, backslashes, comments and line ends: such a string becomes
+a plain one of the same length on the same lines, and what its braces hold is lost. Type parameters (`class Store[T]:`) are
+blanked.
 """
 
 from __future__ import annotations
@@ -21,8 +21,17 @@ _IN_F_STRING = {
 }
 
 
+_TYPE_PARAMETERS = re.compile(r"^([ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+\w+)(\[[^\n]*?\])(?=[ \t]*[(:])", re.M)
+
+
 def as_older(source: str) -> str | None:
-    """Return a source without f-strings that this Python cannot parse; None if there are none, or it is broken otherwise."""
+    """Return a source without what this Python cannot parse; None if that is nothing, or it is broken otherwise."""
+    older = _without_f_strings(_TYPE_PARAMETERS.sub(lambda found: found[1] + " " * len(found[2]), source))
+    return None if older == source else older
+
+
+def _without_f_strings(source: str) -> str:
+    """Return a source with plain strings in place of f-strings that this Python cannot parse."""
     parts: list[str] = []
     done = position = 0
     try:
@@ -32,8 +41,8 @@ def as_older(source: str) -> str | None:
                 parts += [source[done : found.start()], _plain(text)]
                 done = position
     except _BrokenError:
-        return None
-    return "".join([*parts, source[done:]]) if parts else None
+        return source
+    return "".join([*parts, source[done:]])
 
 
 class _BrokenError(Exception):
