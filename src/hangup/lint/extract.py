@@ -165,6 +165,7 @@ class _Extract:
             made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
             iterated = [loop.iter for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
             made.loops = [ref for value in iterated if (ref := reference(value))]
+            made.plain_loops = [ref for loop, _ in scope.loops if isinstance(loop, ast.For) and (ref := reference(loop.iter))]
         if not isinstance(node, ast.Lambda):
             made.imported = list(imports_in(getattr(node, "body", []), names=scope.outer is not None))
         self.calls(made, scope)

@@ -63,6 +63,7 @@ class Spawn:
     direct: str = ""  # the target is inference by itself
     stoppable: bool = False  # something in its arguments can stop it
     verb: str = ""  # as it is written
+    read: bool = False  # a plain loop goes over the stream that it returns, if it returns one
     lost: bool = False  # as of a call
     decided: bool = False  # likewise
     after: str = ""  # likewise
@@ -100,11 +101,20 @@ class FunctionFacts:
     provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)
+    plain_loops: list[str] = field(default_factory=list)  # those of `loops` without `async`
     calls: list[CallFacts] = field(default_factory=list)
     spawns: list[Spawn] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)  # what its loops iterate over
     handled: list[str] = field(default_factory=list)  # task handles that are awaited, asked, cancelled, returned or passed on
     imported: list[tuple[int, int, str, str]] = field(default_factory=list)  # as `failing` writes imports
+
+    def loops_over(self, call: CallFacts, *, plainly: bool = False) -> bool:
+        """Return whether a loop goes over what a call returns, also by a name; `plainly`: without `async`."""
+        if call.use == "loop":
+            return not plainly or call.into != "async for"
+        made = call.ref + "()"
+        loops = self.plain_loops if plainly else self.loops
+        return any(made in self.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in loops)
 
     def waits_for(self, spawn: Spawn) -> bool:
         """Return whether the function waits for what it gave away, and cancels it in no case."""

@@ -131,7 +131,25 @@ def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: as
         and any("streamer" in name.lower() for name in site.function.assigned)
     ):
         verb = "generate"
-    made.spawns.append(Spawn(kind, ref, places(site.node), _handle(module, site), verb, _is_stoppable(module, site), site.name))
+    read = kind == "executor" and _is_read_by_loop(site) and (not verb or vocabulary.streams(module, pseudo, verb) == 1)
+    handle = _handle(module, site)
+    made.spawns.append(Spawn(kind, ref, places(site.node), handle, verb, _is_stoppable(module, site), site.name, read))
+
+
+def _is_read_by_loop(site: Site) -> bool:
+    """Return whether a plain loop goes over what an awaited call returns: `made = await to_thread(ask)`, `for part in made`."""
+    statement = site.statement
+    if not site.awaited or not isinstance(statement, (ast.Assign, ast.For)):
+        return False
+    value = statement.value if isinstance(statement, ast.Assign) else statement.iter
+    if not isinstance(value, ast.Await) or value.value is not site.node:
+        return False
+    if isinstance(statement, ast.For):
+        return True
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name) or len(site.function.assigned[target.id]) > 1:
+        return False
+    return any(isinstance(loop, ast.For) and reference(loop.iter) == target.id for loop, _ in site.function.loops)
 
 
 def _is_background(site: Site, made: FunctionFacts) -> bool:
