@@ -88,13 +88,35 @@ async def ask(text: str):
 
 
 @pytest.mark.parametrize(
-    "body", ["made = pool.submit(compute, text)\nreturn made.result()", "return pool.submit(compute, text).result()"]
+    "body",
+    [
+        "made = pool.submit(compute, text)\nreturn made.result()",
+        "return pool.submit(compute, text).result()",
+        "made = []\nwith ThreadPoolExecutor() as own:\n    made.append(own.submit(compute, text))\nreturn shown(made)",
+        "with ThreadPoolExecutor() as own:\n    made = own.submit(compute, text)\nreturn shown(made)",
+        "with ThreadPoolExecutor() as own:\n    return list(own.map(compute, [text]))",
+        "made = {pool.submit(compute, t): t for t in text}\nfor done in as_completed(made):\n    return done.result()",
+    ],
 )
 def test_who_waits_for_the_result_of_a_thread_blocks(body: str) -> None:
     source = BLOCKING.format(body=indent(body, "    "), wait="answer(text)")
     assert [f.code for f in lint_source(source)] == ["HU005"]
     source = BLOCKING.format(body=indent(body, "    "), wait="await asyncio.to_thread(answer, text)")
     assert [f.code for f in lint_source(source)] == ["HU004"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "made = pool.submit(compute, text)\nreturn {}",
+        "made = pool.map(compute, [text])\nreturn {}",
+        "own = ThreadPoolExecutor()\nown.submit(compute, text)\nreturn {}",
+        "with ThreadPoolExecutor() as own:\n    own.submit(compute, text)\n    own.shutdown(wait=False)\nreturn {}",
+        "with ThreadPoolExecutor() as own:\n    return list(map(compute, []))",
+    ],
+)
+def test_who_only_gives_work_to_a_thread_waits_for_nothing(body: str) -> None:
+    assert lint_source(BLOCKING.format(body=indent(body, "    "), wait="answer(text)")) == []
 
 
 def test_who_awaits_the_result_of_a_thread_does_not_block() -> None:

@@ -82,7 +82,7 @@ def _made_in(value: ast.expr) -> Iterator[ast.expr]:
     if isinstance(value, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
         yield from _made_in(value.elt)
     elif isinstance(value, ast.DictComp):
-        yield from _made_in(value.value)
+        yield from (*_made_in(value.key), *_made_in(value.value))  # `{pool.submit(ask, text): text for text in texts}`
     elif isinstance(value, ast.Dict):
         for item in value.values:
             yield from _made_in(item)

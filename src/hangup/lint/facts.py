@@ -38,6 +38,7 @@ class CallFacts:
     decided: bool = False  # one of them decides whether it is made, for a request that the handler accepts
     chosen: bool = False  # in one of many branches for values of a parameter
     last: bool = False  # in `finally`
+    drained: bool = False  # what a handler's loop reads that sends nothing meanwhile
     instead: list[int] = field(default_factory=list)  # first and last line of what is run instead where a constant is true
     given: list[str] = field(
         default_factory=list
@@ -104,17 +105,17 @@ class FunctionFacts:
     plain_loops: list[str] = field(default_factory=list)  # those of `loops` without `async`
     calls: list[CallFacts] = field(default_factory=list)
     spawns: list[Spawn] = field(default_factory=list)
-    loops: list[str] = field(default_factory=list)  # what its loops iterate over
+    loops: list[str] = field(default_factory=list)  # what its loops and comprehensions go over
     handled: list[str] = field(default_factory=list)  # task handles that are awaited, asked, cancelled, returned or passed on
     imported: list[tuple[int, int, str, str]] = field(default_factory=list)  # as `failing` writes imports
 
     def loops_over(self, call: CallFacts, *, plainly: bool = False) -> bool:
         """Return whether a loop goes over what a call returns, also by a name; `plainly`: without `async`."""
-        if call.use == "loop":
-            return not plainly or call.into != "async for"
+        if call.use == "loop" and not (plainly and call.into == "async for"):
+            return True
         made = call.ref + "()"
         loops = self.plain_loops if plainly else self.loops
-        return any(made in self.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in loops)
+        return made in loops or any(made in self.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in loops)
 
     def waits_for(self, spawn: Spawn) -> bool:
         """Return whether the function waits for what it gave away, and cancels it in no case."""
@@ -125,7 +126,7 @@ class FunctionFacts:
     def blocks_for(self, spawn: Spawn) -> bool:
         """Return whether the thread that calls the function stands still meanwhile: `pool.submit(ask, text).result()`."""
         asked = spawn.handle == "result" or f"={spawn.handle}" in self.handled
-        return spawn.kind == "executor" and asked and spawn.verb.endswith(".submit") and self.waits_for(spawn)
+        return spawn.kind == "executor" and asked and spawn.verb.endswith((".submit", ".map")) and self.waits_for(spawn)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from hangup.lint.undeclared import Undeclared
 from hangup.lint.unmade import Unmade
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
-_COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
+COLLECTING = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
 
 
@@ -267,7 +267,7 @@ class Project:
     @staticmethod
     def _consumes(function: FunctionFacts, call: CallFacts) -> bool:
         """Return whether the function reads the whole stream that the call returns."""
-        return call.into in _COLLECT or function.loops_over(call) or _NO_STREAM.search(function.name) is not None
+        return call.into in COLLECTING or function.loops_over(call) or _NO_STREAM.search(function.name) is not None
 
     def _is_rare(self, key: Key, function: FunctionFacts, index: int) -> bool:
         """Return whether a call is in one of many branches of which, as far as is known, most run no inference."""

@@ -18,6 +18,7 @@ from hangup.lint.walking import children, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LoopNode = ast.For | ast.AsyncFor | ast.While
+_COMPREHENSIONS = frozenset({ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp})
 
 
 class Frame:
@@ -87,6 +88,7 @@ class Function:
         "bound",
         "calls",
         "class_name",
+        "comprehensions",
         "loops",
         "node",
         "number",
@@ -107,6 +109,7 @@ class Function:
         self.returns: list[ast.expr] = []
         self.calls: list[Site] = []
         self.loops: list[tuple[LoopNode, Frame]] = []
+        self.comprehensions: list[ast.comprehension] = []  # loops in brackets
         self.tries: list[tuple[ast.Try, Frame]] = []
         self.yields: list[Frame] = []
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values assigned to it here
@@ -480,8 +483,10 @@ class _Walk:
                     function.awaited.update(awaited_names(node.value))
                 elif kind is ast.Yield or kind is ast.YieldFrom:
                     function.yields.append(frame)
-                elif kind is ast.comprehension:
-                    function.taken.append((node.target, node.iter))
+                elif kind in _COMPREHENSIONS:
+                    function.taken += [(part.target, part.iter) for part in node.generators]
+                    if kind is not ast.GeneratorExp:
+                        function.comprehensions += node.generators
                 stack += children(node)
         function.used |= used
         names |= used

@@ -18,7 +18,15 @@ from hangup.lint.text import places, reference
 from hangup.lint.walking import walk
 
 _TASKS = frozenset({"create_task", "ensure_future"})
-_EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
+_EXECUTORS = {
+    "to_thread": 0,
+    "run_in_executor": 1,
+    "run_in_threadpool": 0,
+    "run_sync": 0,
+    "submit": 0,
+    "map": 0,
+    "sync_to_async": 0,
+}
 _GIVING = (
     frozenset({"add_task", "BackgroundTask", "Thread", "shield", "CancelScope", "add_node"}) | _TASKS | frozenset(_EXECUTORS)
 )
@@ -63,7 +71,8 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
             _note(module, site, made, "thread", target)
     elif last in _EXECUTORS:
         position = _EXECUTORS[last]
-        if len(arguments) > position and (last != "run_sync" or "to_thread" in site.name):
+        is_other = (last == "run_sync" and "to_thread" not in site.name) or (last == "map" and not _is_pooled(module, site))
+        if len(arguments) > position and not is_other:
             _note(module, site, made, "executor", arguments[position])
     elif site.name == "asyncio.shield":
         if arguments:
@@ -165,12 +174,29 @@ def _is_owned(site: Site) -> bool:
     return "group" in receiver or receiver in {"tg", "nursery"}
 
 
+def _is_pooled(module: Module, site: Site) -> bool:
+    """Return whether this gives work to a pool inside the `with` that made it: who leaves that waits for all of it."""
+    pool, _, verb = site.name.rpartition(".")
+    if verb not in {"submit", "map"} or not pool:
+        return False
+    entered = [item for frame in site.frame.outward() if isinstance(frame.node, ast.With) for item in frame.node.items]
+    return any(
+        isinstance(item.optional_vars, ast.Name)
+        and item.optional_vars.id == pool
+        and module.dotted(item.context_expr).endswith("PoolExecutor")
+        for item in entered
+    ) and not any(other.name == f"{pool}.shutdown" for other in site.function.calls)
+
+
 def _handle(module: Module, site: Site) -> str:
     statement = site.statement
+    if _is_pooled(module, site):
+        return "result"
     if isinstance(statement, ast.Assign) and statement.value is site.node and isinstance(statement.targets[0], ast.Name):
         return statement.targets[0].id  # also if it is awaited by this name later: it may be cancelled by it, too
     if site.awaited or _is_awaited_in(module, site):
-        return "await"
+        # a function that is not async waits for a thread's answer by as_completed()
+        return "await" if site.function.is_async or not site.name.endswith(".submit") else "result"
     if any(isinstance(n, ast.Attribute) and n.attr == "result" and n.value is site.node for n in walk(statement)):
         return "result"
     if site.dropped:

@@ -11,7 +11,7 @@ from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
-from hangup.lint.project import Project
+from hangup.lint.project import COLLECTING, Project
 from hangup.lint.purposes import has_no_client, is_no_answer, makes_media, says_generation
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain, name_of
@@ -107,7 +107,8 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     quiet = () if sends else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
-        collected = (*key, index) in project.collected and framework not in _ANSWER_BY_SENDING and not function.sends_stream
+        read = (*key, index) in project.collected and (function.answers or not function.sends_stream)
+        collected = read and (not sends or call.drained or call.into in COLLECTING)
         if (
             runs is None
             or (runs.streams and not collected)
