@@ -77,3 +77,39 @@ def test_a_function_that_reads_a_whole_stream(lines: str, found: list[str]) -> N
     whole = f"async def whole(text):\n{indent(lines, '    ')}\n"
     answer = "made = await whole(text)\nreturn {'text': made}" if found else "return StreamingResponse(await whole(text))"
     assert codes(f'{whole}\n@app.post("/chat")\nasync def chat(text: str):', answer) == found
+
+
+SYNC = """
+from flask import Flask, Response, stream_with_context
+from openai import OpenAI
+
+app = Flask(__name__)
+client = OpenAI()
+
+def answer(text):
+    made = client.responses.create(model="m", input=text)
+    return made.output_text
+
+def words(text):
+    for word in answer(text).split():
+        yield word
+"""
+
+
+@pytest.mark.parametrize(
+    ("generator", "found"),
+    [
+        ("made = answer(text)\nyield made", ["HU004"]),
+        ("yield from words(text)", ["HU004"]),
+        ("for word in words(text):\n    yield word", ["HU004"]),
+        ("for part in client.responses.create(model='m', input=text, stream=True):\n    yield part", []),
+        ("topic = answer(text)\nfor part in client.responses.create(model='m', input=topic, stream=True):\n    yield part", []),
+        ("for part in client.responses.create(model='m', input=text, stream=streams):\n    yield part", []),
+        ("yield text", []),
+    ],
+)
+@pytest.mark.parametrize("answer", ["Response(events())", "Response(stream_with_context(events()))"])
+def test_a_generator_that_waits_for_a_whole_generation(generator: str, answer: str, found: list[str]) -> None:
+    body = f"def events():\n{indent(generator, '    ')}\nreturn {answer}"
+    source = f"{SYNC}\n@app.post('/chat')\ndef chat(text):\n{indent(body, '    ')}\n"
+    assert [f.code for f in lint_source(source)] == found
