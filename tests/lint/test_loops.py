@@ -202,3 +202,30 @@ def test_a_plain_loop_over_what_holds_a_stream_blocks(lines: tuple[str, ...], fo
 def test_an_async_generator_that_reads_a_stream_in_a_thread_does_not_block(loop: str, found: str) -> None:
     source = READ.format(lines=f"made = writer.pieces(text)\n            {loop}", answer=COLLECTED)
     assert codes(source) == [found]
+
+
+@pytest.mark.parametrize(
+    ("name", "called", "found"),
+    [
+        ("transcribe", "translate", ["HU005"]),
+        ("speech_to_text", "summarize_text", ["HU005"]),
+        ("transcribe", "synthesize", []),
+        ("check_model", "chat", []),
+    ],
+)
+def test_a_handler_for_media_that_also_writes_a_text(name: str, called: str, found: list[str]) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from llama_cpp import Llama
+
+        app = FastAPI()
+        llm = Llama("model.gguf")
+
+        def {called}(text):
+            return llm.create_completion(text)
+
+        @app.post("/audio")
+        async def {name}(text: str):
+            return {{"text": {called}(text)}}
+    """
+    assert codes(source) == found

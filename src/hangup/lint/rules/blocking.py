@@ -55,7 +55,7 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
         key = (path, number)
         function = project.function(key)
         call = function.calls[index]
-        if call.use == "await" or call.is_known_to_block or not _may_block(function, runs):
+        if call.use == "await" or call.is_known_to_block or not _may_block(function, call.ref, runs):
             continue
         reads = call.direct or function.loops_over(call, plainly=True)  # a plain loop waits for each chunk
         if (runs.streams and not reads) or not project.served.shares_loop(key, runs.needs):
@@ -67,7 +67,7 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
         key = (path, number)
         function = project.function(key)
         spawn = function.spawns[index]
-        if not spawn.read or not (runs.streams or spawn.direct) or not _may_block(function, runs):
+        if not spawn.read or not (runs.streams or spawn.direct) or not _may_block(function, spawn.target, runs):
             continue
         if project.served.shares_loop(key, runs.needs):
             made = name_of(spawn, runs)  # in a thread, but the stream is read on the loop
@@ -75,11 +75,11 @@ def blocking_inference(project: Project) -> Iterator[Hit]:
             yield Hit(path, spawn.place, message, certain=False)
 
 
-def _may_block(function: FunctionFacts, runs: Runs) -> bool:
+def _may_block(function: FunctionFacts, called: str, runs: Runs) -> bool:
     """Return whether a call in this function may block a loop while a client waits for a generation."""
     if not function.is_async or not runs.blocks or runs.forwards or runs.kept:
         return False
-    return not is_no_answer(function.name) and not is_no_answer(function.path)
+    return not is_no_answer(function.name, called) and not is_no_answer(function.path, called)
 
 
 def _is_second(project: Project, key: Key, call: CallFacts) -> bool:
