@@ -15,7 +15,7 @@ from hangup.lint.called import called_names
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
-from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path, routes_of
+from hangup.lint.handlers import REGISTERING, framework_of, handler, registered_path, registration, route_path, routes_of
 from hangup.lint.http_calls import forwards as forwards_request
 from hangup.lint.passing import lost_calls
 from hangup.lint.purposes import is_storing
@@ -41,6 +41,8 @@ _WATCHING_WORDS = (
     "on_connection_close",
 )
 _KEEPING_WORDS = ('"status"', "'status'", '"ok"', '"success"', "'ok'", "'success'", "_id", "_count", "count")
+# What an assistant answers is read from its thread, not from the run that is waited for.
+_ANSWERS_IN_THREAD = re.compile(r"\.runs\.(retrieve|poll|create_and_poll|submit_tool_outputs_and_poll)$|\.create_and_run_poll$")
 _STARTING = frozenset({"create_task", "ensure_future", "to_thread", "run_in_executor"})  # what they are given runs apart
 _WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
 # Calls of these say nothing about inference and are by far the most.
@@ -187,7 +189,7 @@ class _Extract:
         if self.guards is not None or made.spawns:
             unanswered = self.outside_answer(made, scope)
             for call, site in noted if unanswered else ():
-                call.unanswered = id(site.node) in unanswered
+                call.unanswered = id(site.node) in unanswered and not _ANSWERS_IN_THREAD.search(site.name)
             made.stores = any(is_storing(site.name) for site in scope.calls)
         made.calls = [call for call, _ in noted]
 
@@ -262,7 +264,7 @@ class _Extract:
         if last in REGISTERING:
             given, framework = registration(module, site, self.framework)
             if given is not None and (ref := reference(given)):
-                self.facts.registered.append((ref, framework, site.function.number))
+                self.facts.registered.append((ref, framework, site.function.number, registered_path(module, site)))
         if last in _COMMON:
             return None
         made_inside = vocabulary.given_method(module, site)

@@ -151,7 +151,9 @@ class FileFacts:
     imports: dict[str, str] = field(default_factory=dict)
     functions: list[FunctionFacts] = field(default_factory=list)  # the first one is the module itself
     classes: list[ClassFacts] = field(default_factory=list)
-    registered: list[tuple[str, str, int]] = field(default_factory=list)  # reference, framework, number of the function around
+    registered: list[tuple[str, str, int, str]] = field(
+        default_factory=list
+    )  # reference, framework, number of the function around, path
     middlewares: list[Local] = field(default_factory=list)  # HU010, if a handler polls
     polls: list[Place] = field(default_factory=list)
     local: list[Local] = field(default_factory=list)
@@ -203,7 +205,7 @@ def from_json(row: list[Any]) -> FileFacts:
         imports,
         [_function(f) for f in functions],
         [ClassFacts(c[0], c[1], _place(c[2]), c[3]) for c in classes],
-        [(r[0], r[1], r[2]) for r in registered],
+        [(r[0], r[1], r[2], r[3]) for r in registered],
         [_local(m) for m in middlewares],
         [_place(p) for p in polls],
         [_local(m) for m in local],

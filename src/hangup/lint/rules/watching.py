@@ -36,7 +36,7 @@ _PREPARES = re.compile(
     re.I,
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
-_ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
+_ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado", "socketio"})
 _Evidence = tuple[bool, bool, bool, bool, bool, int, bool, bool, int, int]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
