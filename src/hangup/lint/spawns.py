@@ -263,13 +263,14 @@ def more(module: Module, scope: Scope, made: FunctionFacts) -> None:
     _queues(module, scope, made)
     names = {s.handle for s in made.spawns if s.kind in {"task", "executor", "thread"}} - {"await", "drop", "value", "result"}
     if names:
-        made.handled = sorted(_handled(module, scope, names))
+        made.handled = sorted(_handled(module, scope, names, made.spawns))
 
 
-def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
+def _handled(module: Module, scope: Scope, names: set[str], started: list[Spawn]) -> set[str]:
     """Return the handles that the function waits for, as `=name` those of which it asks for the result, and as `+name` those
     that it cancels or leaves to others to cancel."""
     found: set[str] = set()
+    idle = {id(s.node.func) for s in scope.calls if s.name.endswith(".cancel") and _ends_nothing(s, started)}
     parameters = {p.arg for p in scope.parameters} | {"self"}
     for node in module.nodes(scope):
         if isinstance(node, ast.Await):
@@ -282,7 +283,7 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
         ):
             found |= {node.value.id, f"={node.value.id}"} if node.attr == "result" else {node.value.id}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr == "cancel":
-            found.add(f"+{node.value.id}")
+            found |= {f"+{node.value.id}"} if id(node) not in idle else set()
         elif isinstance(node, ast.Call) and (
             reference(node.func).partition(".")[0] in parameters or _STOPPERS.search(reference(node.func))
         ):
@@ -296,6 +297,18 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
             found.add(f"+{node.value.id}")  # self.task = task, tasks[id] = task
     found |= scope.awaited
     return {name for name in found if name.lstrip("+=") in names}
+
+
+def _ends_nothing(site: Site, started: list[Spawn]) -> bool:
+    """Return whether a call of `cancel` does not end the work when its client leaves.
+
+    A generator that is closed comes no further than its last `yield`, but for `finally`; and who cancels a task before it
+    starts one means the one before.
+    """
+    if site.function.yields:
+        return not _is_ending(site.frame)
+    lines = [spawn.place[0] for spawn in started if spawn.handle == site.name.removesuffix(".cancel")]
+    return not site.function.loops and all(site.node.lineno < line for line in lines)
 
 
 def _waits(node: ast.AST) -> bool:
