@@ -70,6 +70,7 @@ OPENED = "client.responses.create(model='m', input=text, stream=True)"
         (f"async for p in await {OPENED}:\n    answer += p.delta\nreturn answer", ["HU004"]),
         (f"made = await {OPENED}\nanswer = [p.delta async for p in made]\nreturn answer", ["HU004"]),
         (f"return await {OPENED}", []),
+        (f"made = await {OPENED}\ntell({{name: made.headers[name] for name in made.headers}})\nreturn made", []),
         ("return (p async for p in parts(text))", []),
     ],
 )

@@ -114,8 +114,11 @@ class FunctionFacts:
         if call.use == "loop" and not (plainly and call.into == "async for"):
             return True
         made = call.ref + "()"
-        loops = self.plain_loops if plainly else self.loops
-        return made in loops or any(made in self.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in loops)
+        for ref in self.plain_loops if plainly else self.loops:
+            name, _, part = ref.partition(".")
+            if ref == made or (made in self.assigned.get(name.partition("(")[0], ()) and not part.startswith("headers")):
+                return True
+        return False
 
     def waits_for(self, spawn: Spawn) -> bool:
         """Return whether the function waits for what it gave away, and cancels it in no case."""
