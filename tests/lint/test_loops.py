@@ -183,6 +183,8 @@ OPENED = "asyncio.to_thread(writer.client.chat.completions.create, model='m', me
     [
         (("made = writer.parts(text)", "for part in made:"), ["HU005"]),
         (("made = writer.parts(text)", "async for part in iterate_in_threadpool(made):"), []),
+        (("for part in [piece for piece in writer.pieces(text)]:",), ["HU005"]),
+        (("async for part in iterate_in_threadpool(piece for piece in writer.pieces(text)):",), []),
         ((f"made = await {PARTS}", "for part in made:"), ["HU005"]),
         ((f"for part in await {PARTS}:",), ["HU005"]),
         ((f"made = await {PARTS}", "async for part in iterate_in_threadpool(made):"), []),
