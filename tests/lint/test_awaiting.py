@@ -40,6 +40,13 @@ def codes(body: str) -> list[str]:
         "task = asyncio.create_task(answer(texts))\nreturn await task",
         "answers = []\nfor t in texts:\n    made = answer(t)\n    answers.append(made)\nreturn await asyncio.gather(*answers)",
         "answers = [answer(t) for t in texts]\nreturn await asyncio.wait_for(asyncio.gather(*answers), 30)",
+        "answers = [answer(texts), answer(texts)]\nreturn [await answers[0], await answers[1]]",
+        "answers = []\nfor t in texts:\n    answers.append((t, answer(t)))\nreturn [await pair[1] for pair in answers]",
+        "answers = [(t, answer(t)) for t in texts]\nreturn await asyncio.gather(*[made for _, made in answers])",
+        "pairs = [(t, answer(t)) for t in texts]\nanswers = [pair[1] for pair in pairs]\nreturn await asyncio.gather(*answers)",
+        "answers = {}\nfor t in texts:\n    answers[t] = answer(t)\nreturn [await made for made in answers.values()]",
+        "answers = [answer(t) for t in texts]\nfor t, made in zip(texts, answers):\n    return {t: await made}",
+        "answers = [answer(t) for t in texts]\nfor number, (t, made) in enumerate(zip(texts, answers)):\n    return await made",
     ],
 )
 def test_what_is_awaited_later(body: str) -> None:
@@ -50,6 +57,7 @@ def test_what_is_awaited_later(body: str) -> None:
     "body",
     [
         "answers = [answer(t) for t in texts]\nothers = []\nreturn await asyncio.gather(*others)",
+        "answers = [answer(t) for t in texts]\nothers = []\nfor t, other in zip(answers, others):\n    return await other",
         "task = asyncio.create_task(answer(texts))\nguard = asyncio.create_task(stop_when_gone(task))\nreturn await task",
         "task = asyncio.create_task(answer(texts))\nwhile await waits():\n    task.cancel()\nreturn await task",
     ],
@@ -80,7 +88,15 @@ async def ask(text: str):
 
 
 @pytest.mark.parametrize(
-    "body", ["made = pool.submit(compute, text)\nreturn made.result()", "return pool.submit(compute, text).result()"]
+    "body",
+    [
+        "made = pool.submit(compute, text)\nreturn made.result()",
+        "return pool.submit(compute, text).result()",
+        "made = []\nwith ThreadPoolExecutor() as own:\n    made.append(own.submit(compute, text))\nreturn shown(made)",
+        "with ThreadPoolExecutor() as own:\n    made = own.submit(compute, text)\nreturn shown(made)",
+        "with ThreadPoolExecutor() as own:\n    return list(own.map(compute, [text]))",
+        "made = {pool.submit(compute, t): t for t in text}\nfor done in as_completed(made):\n    return done.result()",
+    ],
 )
 def test_who_waits_for_the_result_of_a_thread_blocks(body: str) -> None:
     source = BLOCKING.format(body=indent(body, "    "), wait="answer(text)")
@@ -89,13 +105,31 @@ def test_who_waits_for_the_result_of_a_thread_blocks(body: str) -> None:
     assert [f.code for f in lint_source(source)] == ["HU004"]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "made = pool.submit(compute, text)\nreturn {}",
+        "made = pool.map(compute, [text])\nreturn {}",
+        "own = ThreadPoolExecutor()\nown.submit(compute, text)\nreturn {}",
+        "with ThreadPoolExecutor() as own:\n    own.submit(compute, text)\n    own.shutdown(wait=False)\nreturn {}",
+        "with ThreadPoolExecutor() as own:\n    return list(map(compute, []))",
+    ],
+)
+def test_who_only_gives_work_to_a_thread_waits_for_nothing(body: str) -> None:
+    assert lint_source(BLOCKING.format(body=indent(body, "    "), wait="answer(text)")) == []
+
+
 def test_who_awaits_the_result_of_a_thread_does_not_block() -> None:
     body = "made = pool.submit(compute, text)\nreturn await asyncio.wrap_future(made)"
     source = BLOCKING.replace("def answer", "async def answer").format(body=indent(body, "    "), wait="await answer(text)")
     assert [f.code for f in lint_source(source)] == ["HU004"]
 
 
-def test_a_stream_that_a_thread_opens_is_passed_on() -> None:
+@pytest.mark.parametrize(
+    ("loop", "found"),
+    [("for chunk in stream:", ["HU005", "HU004"]), ("async for chunk in iterate_in_threadpool(stream):", ["HU004"])],
+)
+def test_a_stream_that_a_thread_opens_is_passed_on(loop: str, found: list[str]) -> None:
     source = """
 from fastapi import FastAPI
 from openai import OpenAI
@@ -108,11 +142,11 @@ async def parts(text):
         return client.chat.completions.create(model="m", messages=[text], max_tokens=500, stream=True)
 
     stream = await asyncio.to_thread(opened)
-    for chunk in stream:
+    LOOP
         yield chunk
 
 @app.post("/ask")
 async def ask(text: str):
     return "".join([part async for part in parts(text)])
-"""
-    assert [f.code for f in lint_source(source)] == ["HU004"]
+""".replace("LOOP", loop)
+    assert [f.code for f in lint_source(source)] == found

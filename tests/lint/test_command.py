@@ -170,6 +170,26 @@ def test_tests_and_examples_are_left_out_unless_asked_for(project: Path, capsys:
     assert lint(capsys, project / "tests" / "other.py")[0] == 1, "a named file was asked for"
 
 
+@pytest.mark.parametrize(
+    ("folder", "packages", "found"),
+    [
+        ("app/notebooks", ("app", "app/notebooks"), 1),
+        ("app/notebooks", ("app",), 0),
+        ("app/notebooks", ("app/notebooks",), 0),
+        ("app/tests", ("app", "app/tests"), 0),
+        ("app/examples", ("app", "app/examples"), 0),
+    ],
+)
+def test_a_package_of_an_application_may_be_about_notebooks(
+    tmp_path: Path, folder: str, packages: tuple[str, ...], found: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    for package in packages:
+        (tmp_path / package / "__init__.py").write_text("")
+    (tmp_path / folder / "routes.py").write_text(BAD)
+    assert lint(capsys, tmp_path)[1].count("HU005") == found
+
+
 def test_bad_settings_are_named(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "pyproject.toml").write_text('[tool.hangup.lint]\nselect = "HU003"\nselct = []\ninclude-tests = 3\n')
     code, _, err = lint(capsys, project)

@@ -172,3 +172,92 @@ def test_a_view_that_no_table_of_routes_names(tmp_path: Path, name: str, found: 
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / "views.py").write_text(dedent(VIEWS.format(name=name)))
     assert len(lint_paths([tmp_path]).findings) == found * 2, "a copy is no use of it"
+
+
+@pytest.mark.parametrize(
+    ("registered", "found"),
+    [
+        ('app.add_api_route("/ask", answer, methods=["POST"])', ["certain"]),
+        ('app.router.routes += [Route(path, answer) for path in ("/ask", "/v1/ask")]', ["certain"]),
+        ("app.router.routes += [Route(path, answer) for path in PATHS]", ["certain"]),
+        ("app.add_api_route(PREFIX, answer)", ["likely"]),
+        ('app.add_api_route("/debug/run", answer)', ["likely"]),
+        ('app.add_api_route("/webhooks/github", answer)', []),
+    ],
+)
+def test_the_path_of_a_handler_that_a_call_registers(registered: str, found: list[str]) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from starlette.routing import Route
+        from openai import OpenAI
+
+        app = FastAPI()
+        PATHS = ["/ask", "/v1/ask"]
+
+        def answer(text: str):
+            reply = OpenAI().responses.create(model="m", input=text)
+            store.save(reply)
+            return reply
+
+        {registered}
+    """
+    assert [f.certainty for f in lint_source(dedent(source))] == found
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "found"),
+    [("a2a", "execute", ["HU005"]), ("a2a", "cancel", []), ("langchain", "execute", [])],
+)
+def test_an_executor_of_a2a_shares_the_loop_of_its_server(package: str, name: str, found: list[str]) -> None:
+    source = f"""
+        from {package}.server.agent_execution import AgentExecutor
+        from openai import OpenAI
+
+        class Executor(AgentExecutor):
+            async def {name}(self, context, events):
+                reply = OpenAI().responses.create(model="m", input=context.message)
+                await events.enqueue_event(reply.output_text)
+    """
+    assert codes(source) == found
+
+
+@pytest.mark.parametrize(
+    ("decorator", "found"),
+    [
+        ('@socketio.on("message")', ["HU004"]),
+        ("@socketio.event", ["HU004"]),
+        ('@socketio.on("disconnect")', []),
+        ('@events.on("message")', []),
+    ],
+)
+def test_an_event_of_socket_io(tmp_path: Path, decorator: str, found: list[str]) -> None:
+    source = f"""
+        from flask_socketio import SocketIO, emit
+        from openai import OpenAI
+
+        socketio = SocketIO()
+
+        {decorator}
+        def answer(data):
+            reply = OpenAI().responses.create(model="m", input=data)
+            emit("answer", reply.output_text)
+    """
+    (tmp_path / "app.py").write_text(dedent(source))
+    assert [f.code for f in lint_paths([tmp_path]).findings] == found
+
+
+@pytest.mark.parametrize(("wait", "found"), [("runs.create_and_poll(thread_id=other)", ["HU004"]), ("runs.create()", [])])
+def test_an_assistant_answers_in_its_thread(wait: str, found: list[str]) -> None:
+    source = f"""
+        from flask import Flask
+        from openai import OpenAI
+
+        app = Flask(__name__)
+        client = OpenAI()
+
+        @app.post("/ask")
+        def ask():
+            run = client.beta.threads.{wait}
+            return client.beta.threads.messages.list(thread_id=run.thread).data[0].text
+    """
+    assert codes(source.replace("run.thread", "other")) == found

@@ -47,6 +47,8 @@ ANSWER = """
         "kind = request.GET.get('kind'); store.save(await ask(text)); return render(request, 'chat.html', {'kind': kind})",
         "reply = await ask(text); return {'id': reply.made, 'title': reply.title, 'word_count': reply.words}",
         "reply = await ask(text); return {'pending_id': other, 'message': f'Generated {reply.title}'}",
+        "with open(other, 'w') as file:\n            file.write(await ask(text))\n        return {'file': other}",
+        "reply = await ask(text); row_ids = store.save(reply); return {'made': row_ids, 'number': len(row_ids)}",
         "reply = await ask(text); return Made(document_id=reply.made, name=reply.title, status=reply.state)",
     ],
 )
@@ -80,6 +82,8 @@ def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
         "reply = await ask(text); store.save(reply); return render(request, 'chat.html', {'all': load()})",
         "shown = request.user.chats.all(); await ask(text); return render(request, 'chat.html', {'all': shown})",
         "reply = await ask(text); return render_template('chat.html', **locals())",
+        "with ZipFile(rows, 'w') as made:\n            made.writestr('a', await ask(text))\n        return Response(rows)",
+        "reply = await ask(text); row_ids = [row.key for row in reply]; return store.rows(row_ids)",
         "await ask(text); return (await ask(other)).choices",  # the second one is the answer
     ],
 )

@@ -141,3 +141,93 @@ def test_a_result_that_may_be_no_coroutine_blocks() -> None:
     lines = ("reply = client.models.generate_content(model='m', contents=text)", "if inspect.isawaitable(reply):")
     source = GATHERED.format(lines="\n        ".join((*lines, "    reply = await reply", "return reply.text")))
     assert codes(source) == ["HU005"]
+
+
+READ = """
+    import asyncio
+    from fastapi import FastAPI
+    from fastapi.concurrency import iterate_in_threadpool
+    from fastapi.responses import StreamingResponse
+    from openai import OpenAI
+
+    app = FastAPI()
+
+    class Writer:
+        def __init__(self):
+            self.client = OpenAI()
+
+        def parts(self, text):
+            return self.client.chat.completions.create(model="m", messages=[text], stream=True, max_tokens=500)
+
+        def pieces(self, text):
+            for part in self.parts(text):
+                yield part
+
+    writer = Writer()
+
+    @app.post("/ask")
+    async def ask(text: str):
+        async def events():
+            {lines}
+                yield part
+        {answer}
+"""
+STREAMED = "return StreamingResponse(events())"
+COLLECTED = "return {'text': ''.join([part async for part in events()])}"
+PARTS = "asyncio.to_thread(writer.parts, text)"
+OPENED = "asyncio.to_thread(writer.client.chat.completions.create, model='m', messages=[text], stream=True)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (("made = writer.parts(text)", "for part in made:"), ["HU005"]),
+        (("made = writer.parts(text)", "async for part in iterate_in_threadpool(made):"), []),
+        (("for part in [piece for piece in writer.pieces(text)]:",), ["HU005"]),
+        (("async for part in iterate_in_threadpool(piece for piece in writer.pieces(text)):",), []),
+        ((f"made = await {PARTS}", "for part in made:"), ["HU005"]),
+        ((f"for part in await {PARTS}:",), ["HU005"]),
+        ((f"made = await {PARTS}", "async for part in iterate_in_threadpool(made):"), []),
+        ((f"made = await {OPENED}", "for part in made:"), ["HU005"]),
+        ((f"made = await {OPENED.replace('True', 'False')}", "for part in made:"), []),
+        ((f"made = await {PARTS}", "made = await asyncio.to_thread(list, made)", "for part in made:"), []),
+    ],
+)
+def test_a_plain_loop_over_what_holds_a_stream_blocks(lines: tuple[str, ...], found: list[str]) -> None:
+    assert codes(READ.format(lines="\n            ".join(lines), answer=STREAMED)) == found
+
+
+@pytest.mark.parametrize(
+    ("loop", "found"),
+    [("for part in made:", "HU005"), ("async for part in iterate_in_threadpool(made):", "HU004")],
+)
+def test_an_async_generator_that_reads_a_stream_in_a_thread_does_not_block(loop: str, found: str) -> None:
+    source = READ.format(lines=f"made = writer.pieces(text)\n            {loop}", answer=COLLECTED)
+    assert codes(source) == [found]
+
+
+@pytest.mark.parametrize(
+    ("name", "called", "found"),
+    [
+        ("transcribe", "translate", ["HU005"]),
+        ("speech_to_text", "summarize_text", ["HU005"]),
+        ("transcribe", "synthesize", []),
+        ("check_model", "chat", []),
+    ],
+)
+def test_a_handler_for_media_that_also_writes_a_text(name: str, called: str, found: list[str]) -> None:
+    source = f"""
+        from fastapi import FastAPI
+        from llama_cpp import Llama
+
+        app = FastAPI()
+        llm = Llama("model.gguf")
+
+        def {called}(text):
+            return llm.create_completion(text)
+
+        @app.post("/audio")
+        async def {name}(text: str):
+            return {{"text": {called}(text)}}
+    """
+    assert codes(source) == found

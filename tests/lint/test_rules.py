@@ -132,6 +132,55 @@ def test_a_generator_that_reads_from_the_engine_itself_needs_nothing() -> None:
     assert codes(RULES["HU007"].good) == []
 
 
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("    task.cancel()\n", ["HU003"]),
+        ("    if late():\n        task.cancel()\n", ["HU003"]),
+        ("    try:\n        await task\n    finally:\n        task.cancel()\n", []),
+        ("    def stop():\n        task.cancel()\n    later(stop)\n", []),
+    ],
+)
+def test_a_task_that_a_generator_cancels_only_after_its_last_yield(end: str, found: list[str]) -> None:
+    assert codes(RULES["HU003"].bad.replace("    await task\n", end)) == found
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "found"),
+    [
+        ("begin()", "await queue.put(None)", ["HU003"]),
+        ("begin()", "stop()", []),
+        ("while waits():\n        begin()", "await queue.put(None)", ["HU003"]),
+    ],
+)
+def test_a_task_that_a_function_inside_the_generator_starts(begin: str, end: str, found: list[str]) -> None:
+    source = f"""
+async def tokens(messages):
+    queue = asyncio.Queue()
+    task = None
+
+    def begin():
+        nonlocal task
+        if task:
+            task.cancel()
+        task = asyncio.create_task(answer(messages, queue))
+
+    def stop():
+        task.cancel()
+
+    {begin}
+    try:
+        while (text := await queue.get()) is not None:
+            yield text
+    finally:
+        {end}
+
+"""
+    bad = RULES["HU003"].bad
+    first, last = bad.index("async def tokens"), bad.index("@app.post")
+    assert codes(bad[:first] + source + bad[last:]) == found
+
+
 # HU005
 
 

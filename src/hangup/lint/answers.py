@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from hangup.lint.walking import children, statements_in, walk
@@ -55,7 +55,8 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     any `:=`.
     """
     statements = list(statements_in(handler.body))
-    flows = [_flow(statement, *flow) for statement in statements for flow in _flows(statement, walrus=walrus)]
+    asked = _looked_up(statements)
+    flows = [_flow(statement, *flow, asked) for statement in statements for flow in _flows(statement, walrus=walrus)]
     after: _After = {}
     _returns_after(handler.body, frozenset(), after)
     together: dict[frozenset[ast.Return], set[int]] = defaultdict(set)
@@ -183,7 +184,14 @@ def _loops_over(statements: list[ast.stmt], one: int, other: int) -> bool:
     return any(s.lineno <= one and other <= (s.end_lineno or s.lineno) for s in loops)
 
 
-def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
+def _looked_up(statements: list[ast.stmt]) -> set[str]:
+    """Return the names of ids by which what is returned is looked up: `return store.emails(email_ids)`."""
+    returned = [node for s in statements if isinstance(s, ast.Return) and s.value is not None for node in walk(s.value)]
+    given = [a for node in returned if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) for a in node.args]
+    return {node.id for node in given if isinstance(node, ast.Name) and node.id.endswith("ids")}
+
+
+def _flow(statement: ast.stmt, changed: set[str], source: ast.AST, asked: Collection[str] = ()) -> _Flow:
     names: set[str] = set()
     calls: set[int] = set()
     for node in walk(source):
@@ -191,7 +199,8 @@ def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
             names.add(node.id)
         elif isinstance(node, ast.Call):
             calls.add(id(node))
-    if isinstance(statement, ast.Assign) and all(_ABOUT.search(name) for name in changed) and not _has_slice(source):
+    about = isinstance(statement, ast.Assign) and all(_ABOUT.search(name) and name not in asked for name in changed)
+    if about and not _has_slice(source):
         names = set()  # `status = store(text)` tells nothing of the text, `output_ids = made[0][length:]` are its tokens
     return _Flow(statement, changed, names - _BUILTINS, calls)
 
@@ -238,6 +247,7 @@ def _flows(statement: ast.stmt, *, walrus: bool) -> Iterator[tuple[set[str], ast
             for item in statement.items:
                 if item.optional_vars is not None:
                     yield set(_changed(item.optional_vars)), item.context_expr
+                    yield _given(item.context_expr), item.optional_vars
         case ast.Expr() if not _is_log(statement.value):  # it may change anything that it names
             yield _names(statement.value), statement.value
         case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -245,6 +255,12 @@ def _flows(statement: ast.stmt, *, walrus: bool) -> Iterator[tuple[set[str], ast
     for node in walk(statement) if walrus and not isinstance(statement, _Scopes) else ():
         if isinstance(node, ast.NamedExpr):
             yield {node.target.id}, node.value
+
+
+def _given(entered: ast.expr) -> set[str]:
+    """Return what a block may fill: `buffer` in `with ZipFile(buffer, "w") as archive`, but no file by its name."""
+    given = entered.args if isinstance(entered, ast.Call) and _name(entered) != "open" else ()
+    return {node.id for node in given if isinstance(node, ast.Name)}
 
 
 def _is_log(node: ast.expr) -> bool:

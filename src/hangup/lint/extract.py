@@ -15,13 +15,13 @@ from hangup.lint.called import called_names
 from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
 from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
-from hangup.lint.handlers import REGISTERING, framework_of, handler, registration, route_path, routes_of
+from hangup.lint.handlers import REGISTERING, framework_of, handler, registered_path, registration, route_path, routes_of
 from hangup.lint.http_calls import forwards as forwards_request
 from hangup.lint.passing import lost_calls
 from hangup.lint.purposes import is_storing
 from hangup.lint.source import Function as Scope
 from hangup.lint.source import Module, Site
-from hangup.lint.text import annotation, places, reference
+from hangup.lint.text import annotation, last_name, places, reference
 from hangup.lint.undefined import Unreached, unreached_calls
 from hangup.lint.walking import walk
 
@@ -41,6 +41,8 @@ _WATCHING_WORDS = (
     "on_connection_close",
 )
 _KEEPING_WORDS = ('"status"', "'status'", '"ok"', '"success"', "'ok'", "'success'", "_id", "_count", "count")
+# What an assistant answers is read from its thread, not from the run that is waited for.
+_ANSWERS_IN_THREAD = re.compile(r"\.runs\.(retrieve|poll|create_and_poll|submit_tool_outputs_and_poll)$|\.create_and_run_poll$")
 _STARTING = frozenset({"create_task", "ensure_future", "to_thread", "run_in_executor"})  # what they are given runs apart
 _WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
 # Calls of these say nothing about inference and are by far the most.
@@ -58,7 +60,8 @@ _COMMON = frozenset(
 )
 _COPIES = frozenset({"copy.copy", "copy.deepcopy", "copy", "deepcopy"})
 _LEADING = vocabulary.MADE_VERBS | {"__anext__"}  # whatever defines them: inference, or the first chunk of a stream
-_PLAIN = _COMMON - {"get", "set"}  # `router.get(...)(handler)` registers, `event.set()` ends something
+_KEEPING = _COMMON - {"write"}
+_PLAIN = _COMMON - {"get", "set", "map"}  # `router.get(...)(handler)` registers, `event.set()` ends something, `pool.map(ask)`
 
 
 def extract(module: Module, defined: Container[str] | None = None) -> FileFacts:
@@ -163,8 +166,10 @@ class _Extract:
         self.lost = None
         if scope.loops:
             made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
-            iterated = [loop.iter for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor))]
-            made.loops = [ref for value in iterated if (ref := reference(value))]
+        if scope.loops or scope.comprehensions:
+            loops = [*[loop for loop, _ in scope.loops if not isinstance(loop, ast.While)], *scope.comprehensions]
+            made.loops = [ref for loop in loops if (ref := reference(loop.iter))]
+            made.plain_loops = [ref for loop in loops if _is_plain(loop) and (ref := reference(loop.iter))]
         if not isinstance(node, ast.Lambda):
             made.imported = list(imports_in(getattr(node, "body", []), names=scope.outer is not None))
         self.calls(made, scope)
@@ -184,7 +189,7 @@ class _Extract:
         if self.guards is not None or made.spawns:
             unanswered = self.outside_answer(made, scope)
             for call, site in noted if unanswered else ():
-                call.unanswered = id(site.node) in unanswered
+                call.unanswered = id(site.node) in unanswered and not _ANSWERS_IN_THREAD.search(site.name)
             made.stores = any(is_storing(site.name) for site in scope.calls)
         made.calls = [call for call, _ in noted]
 
@@ -259,7 +264,7 @@ class _Extract:
         if last in REGISTERING:
             given, framework = registration(module, site, self.framework)
             if given is not None and (ref := reference(given)):
-                self.facts.registered.append((ref, framework, site.function.number))
+                self.facts.registered.append((ref, framework, site.function.number, registered_path(module, site)))
         if last in _COMMON:
             return None
         made_inside = vocabulary.given_method(module, site)
@@ -283,18 +288,23 @@ class _Extract:
             return call
         call.stream = _asks_for_stream(site)
         if verb:
-            call.direct = verb
-            call.stream = vocabulary.streams(module, made_inside or site, verb)
-            call.blocking = waiting.blocks(module, made_inside or site, verb)
+            self.note_inference(call, made_inside or site, verb)
             call.uncapped = vocabulary.uncapped(site)
-            call.brief = vocabulary.is_brief(made_inside or site)
-            if (use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
-                call.use = "await"  # the function waits until the engine has finished
         if self.guards is None:
             self.guards = Guards(module, site.function)
         self.guards.note(call, site)
+        if _may_be_handler(made):
+            call.drained = _is_drained(site, use)
         call.lost = self.loses(site)
         return call
+
+    def note_inference(self, call: CallFacts, site: Site, verb: str) -> None:
+        call.direct = verb
+        call.stream = vocabulary.streams(self.module, site, verb)
+        call.blocking = waiting.blocks(self.module, site, verb)
+        call.brief = vocabulary.is_brief(site)
+        if (call.use == "with" and call.blocking != 1) or waiting.is_poll(site, verb):
+            call.use = "await"  # the function waits until the engine has finished
 
     def may_lead(self, made: FunctionFacts, ref: str) -> bool:
         """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
@@ -348,6 +358,21 @@ class _Extract:
                     and _is_http_middleware(module, decorator)
                 ):
                     self.facts.middlewares.append(Local("HU010", places(decorator), scope.name))
+
+
+def _is_plain(loop: ast.For | ast.AsyncFor | ast.comprehension) -> bool:
+    return not isinstance(loop, ast.AsyncFor) and not (isinstance(loop, ast.comprehension) and loop.is_async)
+
+
+def _is_drained(site: Site, use: str) -> bool:
+    """Return whether a loop over what a call returns only keeps what it reads."""
+    statement = site.statement
+    if use != "loop" or not isinstance(statement, (ast.For, ast.AsyncFor)):
+        return any(_contains(part.iter, site.node) for part in site.function.comprehensions)
+    nodes = [node for inner in statement.body for node in walk(inner)]
+    if any(isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)) for node in nodes):
+        return False
+    return all(last_name(node.func) in _KEEPING for node in nodes if isinstance(node, ast.Call))
 
 
 def _may_be_handler(made: FunctionFacts) -> bool:

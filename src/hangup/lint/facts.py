@@ -38,6 +38,7 @@ class CallFacts:
     decided: bool = False  # one of them decides whether it is made, for a request that the handler accepts
     chosen: bool = False  # in one of many branches for values of a parameter
     last: bool = False  # in `finally`
+    drained: bool = False  # what a handler's loop reads that sends nothing meanwhile
     instead: list[int] = field(default_factory=list)  # first and last line of what is run instead where a constant is true
     given: list[str] = field(
         default_factory=list
@@ -63,6 +64,7 @@ class Spawn:
     direct: str = ""  # the target is inference by itself
     stoppable: bool = False  # something in its arguments can stop it
     verb: str = ""  # as it is written
+    read: bool = False  # a plain loop goes over the stream that it returns, if it returns one
     lost: bool = False  # as of a call
     decided: bool = False  # likewise
     after: str = ""  # likewise
@@ -100,11 +102,23 @@ class FunctionFacts:
     provided: dict[str, str] = field(default_factory=dict)  # parameter -> reference of what Depends() provides
     assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
     returned: list[str] = field(default_factory=list)
+    plain_loops: list[str] = field(default_factory=list)  # those of `loops` without `async`
     calls: list[CallFacts] = field(default_factory=list)
     spawns: list[Spawn] = field(default_factory=list)
-    loops: list[str] = field(default_factory=list)  # what its loops iterate over
+    loops: list[str] = field(default_factory=list)  # what its loops and comprehensions go over
     handled: list[str] = field(default_factory=list)  # task handles that are awaited, asked, cancelled, returned or passed on
     imported: list[tuple[int, int, str, str]] = field(default_factory=list)  # as `failing` writes imports
+
+    def loops_over(self, call: CallFacts, *, plainly: bool = False) -> bool:
+        """Return whether a loop goes over what a call returns, also by a name; `plainly`: without `async`."""
+        if call.use == "loop" and not (plainly and call.into == "async for"):
+            return True
+        made = call.ref + "()"
+        for ref in self.plain_loops if plainly else self.loops:
+            name, _, part = ref.partition(".")
+            if ref == made or (made in self.assigned.get(name.partition("(")[0], ()) and not part.startswith("headers")):
+                return True
+        return False
 
     def waits_for(self, spawn: Spawn) -> bool:
         """Return whether the function waits for what it gave away, and cancels it in no case."""
@@ -115,7 +129,7 @@ class FunctionFacts:
     def blocks_for(self, spawn: Spawn) -> bool:
         """Return whether the thread that calls the function stands still meanwhile: `pool.submit(ask, text).result()`."""
         asked = spawn.handle == "result" or f"={spawn.handle}" in self.handled
-        return spawn.kind == "executor" and asked and spawn.verb.endswith(".submit") and self.waits_for(spawn)
+        return spawn.kind == "executor" and asked and spawn.verb.endswith((".submit", ".map")) and self.waits_for(spawn)
 
 
 @dataclass(slots=True)
@@ -140,7 +154,9 @@ class FileFacts:
     imports: dict[str, str] = field(default_factory=dict)
     functions: list[FunctionFacts] = field(default_factory=list)  # the first one is the module itself
     classes: list[ClassFacts] = field(default_factory=list)
-    registered: list[tuple[str, str, int]] = field(default_factory=list)  # reference, framework, number of the function around
+    registered: list[tuple[str, str, int, str]] = field(
+        default_factory=list
+    )  # reference, framework, number of the function around, path
     middlewares: list[Local] = field(default_factory=list)  # HU010, if a handler polls
     polls: list[Place] = field(default_factory=list)
     local: list[Local] = field(default_factory=list)
@@ -192,7 +208,7 @@ def from_json(row: list[Any]) -> FileFacts:
         imports,
         [_function(f) for f in functions],
         [ClassFacts(c[0], c[1], _place(c[2]), c[3]) for c in classes],
-        [(r[0], r[1], r[2]) for r in registered],
+        [(r[0], r[1], r[2], r[3]) for r in registered],
         [_local(m) for m in middlewares],
         [_place(p) for p in polls],
         [_local(m) for m in local],

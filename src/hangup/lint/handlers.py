@@ -9,7 +9,7 @@ from hangup.lint.source import Function, Module, Site
 # These cancel a handler when its client disconnects: Quart, Sanic, Django's async views, gRPC's asyncio servers.
 CANCELLING = frozenset({"quart", "sanic", "django async", "grpc async"})
 # These cannot see a disconnect before they write.
-BLIND = frozenset({"flask", "django", "http.server", "grpc", "bottle"})
+BLIND = frozenset({"flask", "django", "http.server", "grpc", "bottle", "socketio"})
 
 _ROUTES = frozenset("get post put patch api_route route websocket websocket_route view action".split())
 _PACKAGES = (
@@ -32,6 +32,7 @@ _SAME_ROUTE = frozenset(
 _AS = {"ninja": "django", "rest_framework": "django", "starlette": "starlette"}
 _VERBS = frozenset("get post put patch dispatch create list retrieve update partial_update form_valid".split())
 _HTTP_SERVER = frozenset({"BaseHTTPRequestHandler", "SimpleHTTPRequestHandler", "CGIHTTPRequestHandler"})
+_SOCKETIO = frozenset({"flask_socketio", "socketio"})
 _CONSUMING = frozenset({"receive", "receive_json", "websocket_receive"})
 _REGISTER = {
     "add_api_route": 1,
@@ -77,6 +78,8 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
             return "starlette" if function.is_async else "flask", ""
         if verb == "api_view" or (verb == "action" and framework == "django"):
             return _with_async("django", function), ""
+        if verb in {"on", "event"} and module.packages & _SOCKETIO and _is_of_socket(function, decorator, head):
+            return "socketio", ""
         if not isinstance(decorator, ast.Call) or verb not in _ROUTES or not _takes_path(decorator):
             continue
         if head.partition(".")[0] in {"mock", "patch", "requests", "httpx", "respx", "responses"} or (
@@ -88,12 +91,22 @@ def handler(module: Module, function: Function, framework: str, bases: dict[str,
             kind = "websocket" if kind in {"", "fastapi", "starlette"} else kind
         return kind, head
     if function.class_name and function.outer is not None and not function.outer.class_name:
-        found = _method(function, bases.get(function.class_name, []), framework)
+        above = bases.get(function.class_name, [])
+        if "a2a" in module.packages and function.name == "execute" and any(b.endswith("AgentExecutor") for b in above):
+            return "a2a", ""
+        found = _method(function, above, framework)
         if found:
             return found, ""
     if any("web.Request" in module.dotted(p.annotation) for p in function.parameters if p.annotation is not None):
         return ("aiohttp", "") if function.name != "middleware" and len(function.parameters) <= 2 else ("", "")
     return "", ""
+
+
+def _is_of_socket(function: Function, decorator: ast.expr, owner: str) -> bool:
+    """Return whether a function is called for each event of a client of Socket.IO: `@socketio.on("message")`, `@sio.event`."""
+    given = decorator.args[0] if isinstance(decorator, ast.Call) and decorator.args else None
+    event = given.value if isinstance(given, ast.Constant) else function.name
+    return ("socket" in owner.lower() or "sio" in owner.lower()) and event not in {"connect", "disconnect"}
 
 
 def routes_of(function: Function) -> list[str]:
@@ -194,3 +207,15 @@ def registration(module: Module, site: Site, framework: str) -> tuple[ast.expr |
     if "websocket" in verb.lower():
         framework = "websocket"
     return given, framework
+
+
+def registered_path(module: Module, site: Site) -> str:
+    """Return the path in `Route("/chat", chat)`, or the first one in `[Route(path, chat) for path in PATHS]`."""
+    given = site.keyword("path", "rule") or (site.node.args[0] if site.node.args else None)
+    if isinstance(given, ast.Name):
+        sources = [source for target, source in site.function.taken if isinstance(target, ast.Name) and target.id == given.id]
+        lists = [value for source in sources for value in (source, *module.values_of(source, site.function))]
+        given = next((value.elts[0] for value in lists if isinstance(value, (ast.Tuple, ast.List)) and value.elts), None)
+    if not isinstance(given, ast.Constant) or not isinstance(given.value, str) or "/" not in given.value:
+        return ""
+    return given.value if given.value.startswith("/") else f"/{given.value}"

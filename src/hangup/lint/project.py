@@ -25,7 +25,7 @@ from hangup.lint.undeclared import Undeclared
 from hangup.lint.unmade import Unmade
 from hangup.lint.vocabulary import MADE_VERBS, is_made_call
 
-_COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
+COLLECTING = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext", "enumerate", "zip"})
 _NO_STREAM = re.compile(r"non_?stream", re.I)  # a function with such a name reads what is streamed to it
 
 
@@ -267,10 +267,7 @@ class Project:
     @staticmethod
     def _consumes(function: FunctionFacts, call: CallFacts) -> bool:
         """Return whether the function reads the whole stream that the call returns."""
-        if call.use == "loop" or call.into in _COLLECT or _NO_STREAM.search(function.name):
-            return True
-        made = call.ref + "()"
-        return any(made in function.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in function.loops)
+        return call.into in COLLECTING or function.loops_over(call) or _NO_STREAM.search(function.name) is not None
 
     def _is_rare(self, key: Key, function: FunctionFacts, index: int) -> bool:
         """Return whether a call is in one of many branches of which, as far as is known, most run no inference."""
@@ -344,6 +341,8 @@ class Project:
             return
         if function.yields or (lazy and not self._consumes(function, call)):
             if function.yields or call.use in {"return", "await", "value"}:
+                if lazy and function.yields and function.is_async and not function.loops_over(call, plainly=True):
+                    here = replace(here, blocks=False)  # it reads the stream in a thread
                 self._set(caller, replace(here, streams=True, may_stream=False), fresh)
         elif lazy:
             self.collected.add((*caller, index))

@@ -27,6 +27,8 @@ _MEDIA = re.compile(
     r"|(^|[_/-])(images?|videos?|audios?|music|songs?|sounds?|voices?)[_/-]?(generat\w+|edits?|creation|creat\w+|synthesi\w+)([_/-]|$)",
     re.I,
 )
+# A call that writes a text, also about speech or images: client.chat.completions.create, summarize_transcript.
+_WRITES_TEXT = re.compile(r"(^|[_.])(summar\w+|translat\w+|answer|chat|ask|explain|analy[sz]e)([_.]|$)", re.I)
 # It works through what is stored, for all users or as an operator's batch, or sends a message to somebody else.
 _BATCHES = re.compile(
     r"(^|[_/-])(back_?fill\w*|re_?process_all)([_/-]|$)|[_-]for_(all|every)([_-]|$)"
@@ -108,10 +110,12 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @cache
-def is_no_answer(name: str) -> bool:
-    """Return whether a function with this name generates no text for a client."""
+def is_no_answer(name: str, called: str = "") -> bool:
+    """Return whether a function with this name generates no text for a client; `called` may say that it writes some."""
     words = _CAMEL.sub("_", name)
-    return any(pattern.search(words) is not None for pattern in (_CHECKS, _MEDIA, _BATCHES))
+    if _MEDIA.search(words) is not None and _WRITES_TEXT.search(called) is None:
+        return True
+    return _CHECKS.search(words) is not None or _BATCHES.search(words) is not None
 
 
 @cache

@@ -50,15 +50,15 @@ class RegisteredHandlers:
         self.names = project.names
         self._broken = Broken(project.names)
         self._included = Included(project.source.naming, project.source.text)
-        self._registered: dict[str, list[tuple[str, int, str, str]]] = defaultdict(list)
+        self._registered: dict[str, list[tuple[str, int, str, str, str]]] = defaultdict(list)
         self._handlers: dict[Key, str] = {}
 
     def add(self, path: str, facts: FileFacts) -> None:
         """Take in what a file registers."""
-        for ref, framework, number in facts.registered:
+        for ref, framework, number, route in facts.registered:
             given = facts.functions[number].assigned.get(ref, ())
             for name in {facts.imports.get(r, r).rpartition(".")[2] for r in (ref, *given)}:
-                self._registered[name].append((path, number, ref, framework))
+                self._registered[name].append((path, number, ref, framework, route))
 
     def handler(self, key: Key) -> str:
         """Return the framework that calls this function for a request; "" if none does."""
@@ -101,9 +101,10 @@ class RegisteredHandlers:
         if not function.name:
             return ""
         self._project.read_users(function, beside=WORDS_OF_REGISTRATION)
-        for path, number, ref, framework in sorted(self._registered.get(function.name, ())):
+        for path, number, ref, framework, route in sorted(self._registered.get(function.name, ())):
             value = self.names.find(path, number, ref)
             if value is not None and value.kind == "function" and (value.path, value.number) == key:
                 kind = framework or "starlette"
+                function.path = function.path or route
                 return "django async" if kind == "django" and function.is_async else kind
         return ""

@@ -20,7 +20,7 @@ from hangup.lint.files import SourceFiles, as_words
 from hangup.lint.finding import Finding
 from hangup.lint.hints import IGNORES
 from hangup.lint.reach import ImportedFiles
-from hangup.lint.settings import EXCLUDED, NOT_SERVED, LintSettings, SettingsTree
+from hangup.lint.settings import EXCLUDED, NOT_SERVED, SUBJECTS, LintSettings, SettingsTree
 from hangup.lint.workers import Workers
 
 CONTEXT_FILES_MAX = 5000  # a named file is judged with the rest of its project, unless that is larger
@@ -245,12 +245,18 @@ def _walk(folder: Path, tree: SettingsTree) -> Iterator[Path]:
     top, resolved = len(str(folder)), os.path.realpath(folder)
     for place, folders, names in os.walk(folder):  # which follows no links
         settings = tree.of(Path(place), resolved + place[top:])
-        kept = (f for f in folders if not _is_left_out(f, settings))
+        in_package = "__init__.py" in names
+        kept = (f for f in folders if not _is_left_out(f, settings) or (in_package and _is_part(Path(place, f))))
         folders[:] = sorted(f for f in kept if not settings.exclude or not settings.excludes(Path(place, f)))
         for name in sorted(name for name in names if name.endswith(".py") and not _is_left_out(name, settings)):
             path = Path(place, name)
             if not settings.excludes(path) and path.is_file():
                 yield path
+
+
+def _is_part(folder: Path) -> bool:
+    """Return whether a folder in a package is a part of the application: `app/notebooks` with an `__init__.py`."""
+    return SUBJECTS.match(folder.name) is not None and Path(folder, "__init__.py").is_file()
 
 
 def _is_left_out(name: str, settings: LintSettings) -> bool:

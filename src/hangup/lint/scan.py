@@ -26,6 +26,7 @@ _SERVING = frozenset(
     b"fastapi starlette litestar flask flask_restful flask_restx quart sanic django rest_framework ninja tornado bottle"
     b" BaseHTTPRequestHandler SimpleHTTPRequestHandler functions_framework bedrock_agentcore".split()
 )
+_SERVING_PACKAGES = frozenset({"a2a", "flask_socketio", "socketio"})
 # A file that makes an application, or gives it routers.
 _APPLICATION = re.compile(
     rb"\b(?:FastAPI|Flask|Starlette|Litestar|Quart|Sanic|OpenAPI|APIFlask|BedrockAgentCoreApp)\(|@functions_framework\.http\b"
@@ -64,6 +65,7 @@ def says(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> int:
         or (b"aiohttp" in words and b"web" in words)
         or b"Servicer" in data
         or ("azure" in roots and b"route" in words)
+        or not roots.isdisjoint(_SERVING_PACKAGES)
     ):
         found |= SERVING
         if _ROUTE.search(data):

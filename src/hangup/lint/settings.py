@@ -36,6 +36,8 @@ NOT_SERVED = re.compile(
     r"|test_\w*\.py$|\w*_test\.py$|conftest\.py$",
     re.I,
 )
+# Of these, what an application may be about: a package inside its own package is a part of it.
+SUBJECTS = re.compile(r"(docs?|notebooks|cookbook|tutorials?)$", re.I)
 
 
 @dataclass(frozen=True, slots=True)

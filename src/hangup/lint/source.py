@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from hangup.lint.awaiting import added_to, awaited_names, is_awaited_later, waits_for_all
+from hangup.lint.awaiting import Taken, add_holders, added_to, awaited_names, is_awaited_later, waits_for_all
 from hangup.lint.walking import children, walk
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LoopNode = ast.For | ast.AsyncFor | ast.While
+_COMPREHENSIONS = frozenset({ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp})
 
 
 class Frame:
@@ -87,12 +88,14 @@ class Function:
         "bound",
         "calls",
         "class_name",
+        "comprehensions",
         "loops",
         "node",
         "number",
         "outer",
         "returns",
         "shared",
+        "taken",
         "tries",
         "used",
         "yields",
@@ -106,6 +109,7 @@ class Function:
         self.returns: list[ast.expr] = []
         self.calls: list[Site] = []
         self.loops: list[tuple[LoopNode, Frame]] = []
+        self.comprehensions: list[ast.comprehension] = []  # loops in brackets
         self.tries: list[tuple[ast.Try, Frame]] = []
         self.yields: list[Frame] = []
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values assigned to it here
@@ -113,6 +117,7 @@ class Function:
         self.shared: set[str] = set()  # names that `global` gives to the module
         self.used: set[str] = set()  # names that are evaluated here
         self.awaited: set[str] = set()  # names of coroutines that are awaited here, alone or together
+        self.taken: list[Taken] = []  # what loops and comprehensions go over
         self.bound: set[str] = set()  # names that something else than a parameter or an assignment gives a value here
 
     @property
@@ -261,9 +266,11 @@ class _Walk:
         self.block(self.module.tree.body, Frame(self.module.tree, "body", None, top), "")
         unsure = "isawaitable" in self.module.text or "iscoroutine" in self.module.text  # who asks may have no coroutine
         awaited = self.awaited
+        for function in self.module.functions:
+            add_holders(function.awaited, function.assigned, function.taken)
         for site in self.module.calls():
-            if (by_name := site.frame.function.awaited) and (added := added_to(site.node, by_name)):
-                by_name.add(added)
+            if by_name := site.frame.function.awaited:
+                by_name.update(added_to(site.node, by_name))
         for site in self.module.calls():
             by_name = site.frame.function.awaited
             if id(site.node) in awaited or (by_name and not unsure and is_awaited_later(site.node, site.statement, by_name)):
@@ -411,6 +418,8 @@ class _Walk:
 
     def loop(self, node: LoopNode, frame: Frame, class_name: str) -> None:
         frame.function.loops.append((node, frame))
+        if not isinstance(node, ast.While):
+            frame.function.taken.append((node.target, node.iter))
         self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
         self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
 
@@ -474,6 +483,10 @@ class _Walk:
                     function.awaited.update(awaited_names(node.value))
                 elif kind is ast.Yield or kind is ast.YieldFrom:
                     function.yields.append(frame)
+                elif kind in _COMPREHENSIONS:
+                    function.taken += [(part.target, part.iter) for part in node.generators]
+                    if kind is not ast.GeneratorExp:
+                        function.comprehensions += node.generators
                 stack += children(node)
         function.used |= used
         names |= used

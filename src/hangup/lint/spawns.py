@@ -18,7 +18,15 @@ from hangup.lint.text import places, reference
 from hangup.lint.walking import walk
 
 _TASKS = frozenset({"create_task", "ensure_future"})
-_EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
+_EXECUTORS = {
+    "to_thread": 0,
+    "run_in_executor": 1,
+    "run_in_threadpool": 0,
+    "run_sync": 0,
+    "submit": 0,
+    "map": 0,
+    "sync_to_async": 0,
+}
 _GIVING = (
     frozenset({"add_task", "BackgroundTask", "Thread", "shield", "CancelScope", "add_node"}) | _TASKS | frozenset(_EXECUTORS)
 )
@@ -63,7 +71,8 @@ def _give(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
             _note(module, site, made, "thread", target)
     elif last in _EXECUTORS:
         position = _EXECUTORS[last]
-        if len(arguments) > position and (last != "run_sync" or "to_thread" in site.name):
+        is_other = (last == "run_sync" and "to_thread" not in site.name) or (last == "map" and not _is_pooled(module, site))
+        if len(arguments) > position and not is_other:
             _note(module, site, made, "executor", arguments[position])
     elif site.name == "asyncio.shield":
         if arguments:
@@ -131,7 +140,25 @@ def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: as
         and any("streamer" in name.lower() for name in site.function.assigned)
     ):
         verb = "generate"
-    made.spawns.append(Spawn(kind, ref, places(site.node), _handle(module, site), verb, _is_stoppable(module, site), site.name))
+    read = kind == "executor" and _is_read_by_loop(site) and (not verb or vocabulary.streams(module, pseudo, verb) == 1)
+    handle = _handle(module, site)
+    made.spawns.append(Spawn(kind, ref, places(site.node), handle, verb, _is_stoppable(module, site), site.name, read))
+
+
+def _is_read_by_loop(site: Site) -> bool:
+    """Return whether a plain loop goes over what an awaited call returns: `made = await to_thread(ask)`, `for part in made`."""
+    statement = site.statement
+    if not site.awaited or not isinstance(statement, (ast.Assign, ast.For)):
+        return False
+    value = statement.value if isinstance(statement, ast.Assign) else statement.iter
+    if not isinstance(value, ast.Await) or value.value is not site.node:
+        return False
+    if isinstance(statement, ast.For):
+        return True
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name) or len(site.function.assigned[target.id]) > 1:
+        return False
+    return any(isinstance(loop, ast.For) and reference(loop.iter) == target.id for loop, _ in site.function.loops)
 
 
 def _is_background(site: Site, made: FunctionFacts) -> bool:
@@ -147,12 +174,29 @@ def _is_owned(site: Site) -> bool:
     return "group" in receiver or receiver in {"tg", "nursery"}
 
 
+def _is_pooled(module: Module, site: Site) -> bool:
+    """Return whether this gives work to a pool inside the `with` that made it: who leaves that waits for all of it."""
+    pool, _, verb = site.name.rpartition(".")
+    if verb not in {"submit", "map"} or not pool:
+        return False
+    entered = [item for frame in site.frame.outward() if isinstance(frame.node, ast.With) for item in frame.node.items]
+    return any(
+        isinstance(item.optional_vars, ast.Name)
+        and item.optional_vars.id == pool
+        and module.dotted(item.context_expr).endswith("PoolExecutor")
+        for item in entered
+    ) and not any(other.name == f"{pool}.shutdown" for other in site.function.calls)
+
+
 def _handle(module: Module, site: Site) -> str:
     statement = site.statement
+    if _is_pooled(module, site):
+        return "result"
     if isinstance(statement, ast.Assign) and statement.value is site.node and isinstance(statement.targets[0], ast.Name):
         return statement.targets[0].id  # also if it is awaited by this name later: it may be cancelled by it, too
     if site.awaited or _is_awaited_in(module, site):
-        return "await"
+        # a function that is not async waits for a thread's answer by as_completed()
+        return "await" if site.function.is_async or not site.name.endswith(".submit") else "result"
     if any(isinstance(n, ast.Attribute) and n.attr == "result" and n.value is site.node for n in walk(statement)):
         return "result"
     if site.dropped:
@@ -219,13 +263,14 @@ def more(module: Module, scope: Scope, made: FunctionFacts) -> None:
     _queues(module, scope, made)
     names = {s.handle for s in made.spawns if s.kind in {"task", "executor", "thread"}} - {"await", "drop", "value", "result"}
     if names:
-        made.handled = sorted(_handled(module, scope, names))
+        made.handled = sorted(_handled(module, scope, names, made.spawns))
 
 
-def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
+def _handled(module: Module, scope: Scope, names: set[str], started: list[Spawn]) -> set[str]:
     """Return the handles that the function waits for, as `=name` those of which it asks for the result, and as `+name` those
     that it cancels or leaves to others to cancel."""
     found: set[str] = set()
+    idle = {id(s.node.func) for s in scope.calls if s.name.endswith(".cancel") and _ends_nothing(s, started)}
     parameters = {p.arg for p in scope.parameters} | {"self"}
     for node in module.nodes(scope):
         if isinstance(node, ast.Await):
@@ -238,7 +283,7 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
         ):
             found |= {node.value.id, f"={node.value.id}"} if node.attr == "result" else {node.value.id}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr == "cancel":
-            found.add(f"+{node.value.id}")
+            found |= {f"+{node.value.id}"} if id(node) not in idle else set()
         elif isinstance(node, ast.Call) and (
             reference(node.func).partition(".")[0] in parameters or _STOPPERS.search(reference(node.func))
         ):
@@ -252,6 +297,18 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
             found.add(f"+{node.value.id}")  # self.task = task, tasks[id] = task
     found |= scope.awaited
     return {name for name in found if name.lstrip("+=") in names}
+
+
+def _ends_nothing(site: Site, started: list[Spawn]) -> bool:
+    """Return whether a call of `cancel` does not end the work when its client leaves.
+
+    A generator that is closed comes no further than its last `yield`, but for `finally`; and who cancels a task before it
+    starts one means the one before.
+    """
+    if site.function.yields:
+        return not _is_ending(site.frame)
+    lines = [spawn.place[0] for spawn in started if spawn.handle == site.name.removesuffix(".cancel")]
+    return not site.function.loops and all(site.node.lineno < line for line in lines)
 
 
 def _waits(node: ast.AST) -> bool:

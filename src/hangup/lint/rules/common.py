@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from hangup.lint.facts import Spawn
 from hangup.lint.names import Key
@@ -45,12 +46,21 @@ def is_startup(project: Project, key: Key) -> bool:
     return key[1] == 0 or (_STARTUP.search(project.function(key).name) is not None and not project.handler(key))
 
 
+def with_near(project: Project, key: Key) -> Iterator[Key]:
+    """Yield a function, the functions directly inside it, and those around it."""
+    yield key
+    yield from project.names.inside(key)
+    while (outer := project.function(key).outer) > 0:
+        key = (key[0], outer)
+        yield key
+
+
 def streams_here(project: Project, key: Key) -> bool:
-    """Return whether a function yields what its producer makes, itself or in a function inside it."""
+    """Return whether a function yields what its producer makes, itself or in a function inside or around it."""
     function = project.function(key)
     if function.yields or function.sends_stream or any("streamer" in name.lower() for name in function.assigned):
         return True
-    return any(inner.outer == key[1] and inner.yields for inner in project.files[key[0]].functions)
+    return any(project.function(near).yields for near in with_near(project, key))
 
 
 def runs_inference(project: Project, key: Key, index: int) -> bool:

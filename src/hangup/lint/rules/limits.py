@@ -84,12 +84,13 @@ def no_max_tokens(project: Project) -> Iterator[Hit]:
         def answer(messages):
             while True:
                 try:
-                    return client.chat.completions.create(model="m", messages=messages, max_tokens=500)
+                    return client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=500)
                 except APIError:
                     time.sleep(0.1)
 
         def tokens(messages):
-            yield answer(messages).choices[0].message.content
+            for chunk in answer(messages):
+                yield chunk.choices[0].delta.content or ""
 
         @app.post("/chat")
         async def chat(messages: list[dict]):
@@ -107,13 +108,14 @@ def no_max_tokens(project: Project) -> Iterator[Hit]:
         def answer(messages):
             for attempt in range(3):
                 try:
-                    return client.chat.completions.create(model="m", messages=messages, max_tokens=500)
+                    return client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=500)
                 except APIError:
                     time.sleep(0.1)
             raise RuntimeError("the engine failed three times")
 
         def tokens(messages):
-            yield answer(messages).choices[0].message.content
+            for chunk in answer(messages):
+                yield chunk.choices[0].delta.content or ""
 
         @app.post("/chat")
         async def chat(messages: list[dict]):

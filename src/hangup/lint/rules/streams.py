@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hangup.lint.finding import Severity
 from hangup.lint.project import Project
 from hangup.lint.rule import Hit, rule
-from hangup.lint.rules.common import chain, is_startup, is_upkeep, name_of, runs_inference, streams_here
+from hangup.lint.rules.common import chain, is_startup, is_upkeep, name_of, runs_inference, streams_here, with_near
 
 
 @rule(
@@ -93,7 +93,7 @@ def producer_not_stopped(project: Project) -> Iterator[Hit]:
             function.watches
             or f"+{spawn.handle}" in function.handled
             or is_startup(project, key)
-            or any(project.function(k).ends for k in _with_inner(project, key))
+            or any(project.function(k).ends for k in with_near(project, key))
         ):
             continue
         if is_upkeep(spawn.target) or (spawn.kind == "executor" and spawn.handle == "await" and not function.yields):
@@ -105,13 +105,6 @@ def producer_not_stopped(project: Project) -> Iterator[Hit]:
             spawn.place,
             f"`{name}` keeps computing in {where} after the client disconnects{chain(path, name, runs)}",
         )
-
-
-def _with_inner(project: Project, key: tuple[str, int]) -> Iterator[tuple[str, int]]:
-    yield key
-    for number, function in enumerate(project.files[key[0]].functions):
-        if function.outer == key[1]:
-            yield key[0], number
 
 
 @rule(

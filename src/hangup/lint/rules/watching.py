@@ -11,7 +11,7 @@ from hangup.lint.facts import CallFacts, Place
 from hangup.lint.finding import Severity
 from hangup.lint.handlers import BLIND, CANCELLING
 from hangup.lint.names import Key
-from hangup.lint.project import Project
+from hangup.lint.project import COLLECTING, Project
 from hangup.lint.purposes import has_no_client, is_no_answer, makes_media, says_generation
 from hangup.lint.rule import Hit, rule
 from hangup.lint.rules.common import chain, name_of
@@ -36,7 +36,7 @@ _PREPARES = re.compile(
     re.I,
 )
 # Handlers of these send their answer by themselves; what they return says nothing.
-_ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado"})
+_ANSWER_BY_SENDING = frozenset({"websocket", "http.server", "tornado", "socketio"})
 _Evidence = tuple[bool, bool, bool, bool, bool, int, bool, bool, int, int]
 _BLIND_HINT = (
     "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
@@ -107,10 +107,12 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
     quiet = () if sends else {call.place for call in function.calls if call.unanswered}
     for index, call in enumerate(function.calls):
         runs = project.by_call.get((*key, index))
-        collected = (*key, index) in project.collected and framework not in _ANSWER_BY_SENDING and not function.sends_stream
+        read = (*key, index) in project.collected and (function.answers or not function.sends_stream)
+        collected = read and (not sends or call.drained or call.into in COLLECTING)
+        whole = function.sends_stream and runs is not None and runs.streams and _yields_whole(project, key, call)
         if (
             runs is None
-            or (runs.streams and not collected)
+            or (runs.streams and not collected and not whole)
             or (runs.blocked and not own_loop)
             or runs.kept
             or runs.labels
@@ -126,7 +128,7 @@ def _first(project: Project, key: Key, framework: str) -> tuple[Place, str, Runs
             continue  # it may watch the request that it is given, or reads from the socket
         if call.use == "given" and (runs.blocks or _may_watch(project, key, call.into)):
             continue
-        waits = call.use in {"await", "given"} or (collected and not runs.blocks) or call.is_known_to_block
+        waits = whole or call.use in {"await", "given"} or (collected and not runs.blocks) or call.is_known_to_block
         if waits or (own_loop and (runs.blocks or collected)):
             passed = runs.passed and (sends or not call.lost)
             made = replace(runs, passed=passed, decided=call.decided)
@@ -181,6 +183,21 @@ def _reads_socket(project: Project, key: Key, call: CallFacts) -> bool:
     """Return whether what is called reads from the WebSocket itself, or in a function inside it, and so sees the end."""
     found = project.names.callees(*key, call.ref)
     return any(project.function(f).receives for callee in found for f in (callee, *project.names.inside(callee)))
+
+
+def _yields_whole(project: Project, key: Key, call: CallFacts, depth: int = 3) -> bool:
+    """Return whether a call makes a sync generator that waits for whole generations: nothing stops one in its thread."""
+    callees = [found for found in project.names.callees(*key, call.ref) if project.function(found).yields]
+    for callee in callees if depth else ():
+        function = project.function(callee)
+        made = [(inner, project.by_call.get((*callee, index))) for index, inner in enumerate(function.calls)]
+        known = [(inner, runs) for inner, runs in made if runs is not None and not runs.labels]
+        if function.is_async or not known:
+            return False
+        for inner, runs in known:
+            if not (_yields_whole(project, callee, inner, depth - 1) if runs.streams else runs.blocks and not runs.may_stream):
+                return False
+    return bool(callees) and depth > 0
 
 
 def _first_chunk(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
