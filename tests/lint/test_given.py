@@ -321,3 +321,28 @@ def test_a_function_runs_the_function_that_it_is_given() -> None:
 )
 def test_a_function_that_is_only_given_is_not_run(body: str, given: str) -> None:
     assert found(GUARDED.format(body=body, given=given)) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "findings"),
+    [
+        ("call_llm(text)", ["HU004 certain"]),
+        ("llm_generate(prompt=text)", ["HU004 certain"]),
+        ("llm(text)", ["HU004 certain"]),
+        ("llm()", []),  # which makes one
+        ("llm_factory(text)", []),
+        ("on_llm_end(text)", []),
+    ],
+)
+def test_a_function_that_is_given_under_the_name_of_a_model(call: str, findings: list[str]) -> None:
+    source = f"""
+    async def answer(text, {call.partition("(")[0]}):
+        found = await {call}
+        return found
+
+    @app.post("/ask")
+    async def ask(text: str):
+        return await answer(text, registry[text])
+    """
+    assert found(source) == findings
+    assert found(source.replace("async def answer(text, ", "async def answer(text, _")) == []  # it is no parameter

@@ -35,6 +35,7 @@ CALLS = [
     'http.post(url, json={"model": "m", "messages": []})',
     "session.post(url, json=body)",
     'get_client().request("POST", url, data=body)',
+    'def ask(call_llm): return call_llm("x")',
 ]
 
 

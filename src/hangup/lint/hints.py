@@ -117,6 +117,9 @@ def _by_words(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> bo
         return True
     if roots & (v.FRAMEWORKS_OF_CHAINS | v.LOCAL_ENGINES) and (b"llm(" in data or b"chain(" in data or b"pipeline(" in data):
         return True
+    named = [word for word in words if b"llm" in word] if b"llm" in data else []
+    if any(word + b"(" in data and v.asks_model(word.decode("latin-1")) for word in named):
+        return True
     if b"Thread" in words and b"streamer" in data and b"generate" in data:
         return True
     if not words & _SDK_VERBS or not any(part in data for part in _SDK_PARTS):
