@@ -137,6 +137,12 @@ def _values(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -
             yield from _values(module, site, argument, depth - 1)
 
 
+def gives_generation(module: Module, site: Site) -> bool:
+    """Return whether a call is given the body of a generation, which it may send."""
+    given = (*site.node.args, *(keyword.value for keyword in site.node.keywords))
+    return any(_is_generation(value) for argument in given for value in _values(module, site, argument))
+
+
 def _is_generation(body: ast.expr) -> bool:
     """Return whether a request's body is that of a generation: a model with messages, or a prompt with a token limit."""
     if not isinstance(body, ast.Dict):

@@ -318,6 +318,7 @@ class Project:
             return  # asyncio.run raises where a loop runs already
         here = replace(
             runs,
+            forwards=runs.forwards and not call.body,
             own_loop=own_loop,
             kept=runs.kept or (call.unanswered and not function.handler),
             labels=runs.labels or only_labels(callee.name, callee.class_name),
