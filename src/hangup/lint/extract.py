@@ -303,7 +303,7 @@ class _Extract:
         """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
         if self.defined is None or made.path or _may_be_handler(made):
             return True
-        names = called_names(self.facts, made, ref)
+        names = [name.removesuffix("()") for name in called_names(self.facts, made, ref)]
         if any(name in _LEADING or name in self.defined for name in names):
             return True
         self.passed_over.update(names)
