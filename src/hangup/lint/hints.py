@@ -65,6 +65,10 @@ _FUNCTIONS = {
     "mlx_vlm": [b"generate", b"stream_generate"],
     "claude_agent_sdk": [b"query"],
     "claude_code_sdk": [b"query"],
+    "transformers": [b"pipeline"],
+    "strands": [b"Agent"],
+    "llama_cpp": [b"Llama"],
+    "ctransformers": [b"AutoModelForCausalLM"],
 }
 
 

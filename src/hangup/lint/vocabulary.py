@@ -116,7 +116,9 @@ MADE_VERBS = frozenset(
 LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausalLM"})
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
 _PIPELINE = "transformers.pipeline"
-_CALLED = frozenset({_PIPELINE, "strands.Agent"})  # what they make is called itself
+# What they make is called itself.
+_CALLED = frozenset({_PIPELINE, "strands.Agent", "llama_cpp.Llama", "ctransformers.AutoModelForCausalLM.from_pretrained"})
+_CALLED_PACKAGES = frozenset(name.partition(".")[0] for name in _CALLED)
 # Their verbs block, unless the verb says otherwise.
 BLOCKING_AGENTS = frozenset({"strands.Agent", "haystack.components.agents.Agent", "hangup.pipeline"})
 # Tasks of pipelines that write no text.
@@ -158,7 +160,7 @@ def direct(module: Module, site: Site) -> str:
     receiver, _, verb = site.name.rpartition(".")
     if sdks.is_call(module, site):
         return verb
-    calls_made = module.packages & {"transformers", "strands"}  # pipe(prompt), agent(prompt)
+    calls_made = not module.packages.isdisjoint(_CALLED_PACKAGES)  # pipe(prompt), agent(prompt)
     if verb not in _POSSIBLE and not calls_made and not _is_called_itself(module, site):
         return verb if SENDS.search(verb) and names_api(module, site) else ""  # the latter as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
