@@ -37,6 +37,8 @@ def codes(imports: str, call: str) -> list[str]:
         ("ibm_watsonx_ai", "model.agenerate(question)"),
         ("replicate", "replicate.async_run(MODEL, input=question)"),
         ("semantic_kernel", "kernel.invoke_prompt(question)"),
+        ("semantic_kernel", "planner.create_plan(question)"),
+        ("semantic_kernel", "chat_function.invoke(kernel, question)"),
     ],
 )
 def test_a_package_says_that_its_verbs_are_inference(package: str, call: str) -> None:
