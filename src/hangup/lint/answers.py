@@ -10,7 +10,7 @@ import ast
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from hangup.lint.walking import children, statements_in, walk
@@ -55,7 +55,12 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     any `:=`.
     """
     statements = list(statements_in(handler.body))
-    flows = [_flow(statement, *flow) for statement in statements for flow in _flows(statement, walrus=walrus)]
+    made = {name for s in statements if isinstance(s, ast.Assign) for target in s.targets for name in _changed(target)}
+    flows = [
+        _flow(statement, *flow, asked=_asked(statement) & made)
+        for statement in statements
+        for flow in _flows(statement, walrus=walrus)
+    ]
     after: _After = {}
     _returns_after(handler.body, frozenset(), after)
     together: dict[frozenset[ast.Return], set[int]] = defaultdict(set)
@@ -183,7 +188,14 @@ def _loops_over(statements: list[ast.stmt], one: int, other: int) -> bool:
     return any(s.lineno <= one and other <= (s.end_lineno or s.lineno) for s in loops)
 
 
-def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
+def _asked(statement: ast.stmt) -> set[str]:
+    """Return the name of what an assignment asks for its value, and so may change: `number = shop.restock(text)`."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    call = value.value if isinstance(value, ast.Await) else value
+    return set(_changed(call.func)) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else set()
+
+
+def _flow(statement: ast.stmt, changed: set[str], source: ast.AST, *, asked: Collection[str] = ()) -> _Flow:
     names: set[str] = set()
     calls: set[int] = set()
     for node in walk(source):
@@ -193,7 +205,7 @@ def _flow(statement: ast.stmt, changed: set[str], source: ast.AST) -> _Flow:
             calls.add(id(node))
     if isinstance(statement, ast.Assign) and all(_ABOUT.search(name) for name in changed) and not _has_slice(source):
         names = set()  # `status = store(text)` tells nothing of the text, `output_ids = made[0][length:]` are its tokens
-    return _Flow(statement, changed, names - _BUILTINS, calls)
+    return _Flow(statement, changed.union(asked), names - _BUILTINS, calls)
 
 
 def _has_slice(node: ast.AST) -> bool:
