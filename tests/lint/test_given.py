@@ -321,3 +321,77 @@ def test_a_function_runs_the_function_that_it_is_given() -> None:
 )
 def test_a_function_that_is_only_given_is_not_run(body: str, given: str) -> None:
     assert found(GUARDED.format(body=body, given=given)) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "findings"),
+    [
+        ("call_llm(text)", ["HU004 certain"]),
+        ("llm_generate(prompt=text)", ["HU004 certain"]),
+        ("llm(text)", ["HU004 certain"]),
+        ("llm()", []),  # which makes one
+        ("llm_factory(text)", []),
+        ("on_llm_end(text)", []),
+    ],
+)
+def test_a_function_that_is_given_under_the_name_of_a_model(call: str, findings: list[str]) -> None:
+    source = f"""
+    async def answer(text, {call.partition("(")[0]}):
+        found = await {call}
+        return found
+
+    @app.post("/ask")
+    async def ask(text: str):
+        return await answer(text, registry[text])
+    """
+    assert found(source) == findings
+    assert found(source.replace("async def answer(text, ", "async def answer(text, _")) == []  # it is no parameter
+
+
+MAKER = """
+    def make(style):
+        async def answer(text):
+            return await work(style + text)
+        return {returned}
+
+    class Kitchen:
+        def make(self, style):
+            async def cook(text):
+                return await work(style + text)
+            return cook
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "lines", "findings"),
+    [
+        ("answer", "run = make('short')\n        return await run(text)", ["HU004 certain"]),
+        ("answer", "return await make('short')(text)", ["HU004 certain"]),
+        ("answer", "return await Kitchen().make('short')(text)", ["HU004 certain"]),
+        ("answer", "run = Kitchen().make('short')\n        return await run(text)", ["HU004 certain"]),
+        ("answer", "return await asyncio.gather(make('short')(text))", ["HU004 certain"]),
+        ("answer", "run = make('short')\n        return await fetch(text)", []),
+        ("fetch", "return await make('short')(text)", []),
+        ("answer", "made = make('short')\n        return await made.later(text)", []),
+    ],
+)
+def test_a_function_that_another_one_makes(returned: str, lines: str, findings: list[str]) -> None:
+    source = (
+        MAKER.format(returned=returned)
+        + f"""
+    @app.post("/ask")
+    async def ask(text: str):
+        {lines}
+    """
+    )
+    assert found(source) == findings
+
+
+def test_a_function_that_one_of_another_module_makes(tmp_path: Path) -> None:
+    maker = dedent(HEAD).replace("app = fastapi.FastAPI()", "") + dedent(MAKER.format(returned="answer"))
+    (tmp_path / "maker.py").write_text(maker)
+    (tmp_path / "app.py").write_text(
+        "import fastapi\nfrom maker import make as made_by\n\napp = fastapi.FastAPI()\n\n"
+        "@app.post('/ask')\nasync def ask(text: str):\n    run = made_by('short')\n    return await run(text)\n"
+    )
+    assert [(Path(f.path).name, f.certainty) for f in lint_paths([tmp_path]).findings] == [("app.py", "certain")]

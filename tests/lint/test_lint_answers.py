@@ -85,6 +85,7 @@ def test_nobody_waits_for_what_has_no_part_in_the_answer(body: str) -> None:
         "with ZipFile(rows, 'w') as made:\n            made.writestr('a', await ask(text))\n        return Response(rows)",
         "reply = await ask(text); row_ids = [row.key for row in reply]; return store.rows(row_ids)",
         "await ask(text); return (await ask(other)).choices",  # the second one is the answer
+        "shop = load(text); made_count = shop.restock(await ask(text)); return {'items': shop.items}",
     ],
 )
 def test_somebody_waits_for_what_the_answer_is_made_of(body: str) -> None:
@@ -158,6 +159,8 @@ def test_a_path_that_ends_in_completion(path: str) -> None:
         "reply = await ask(text); store.save(reply); return {'preview': reply[:100], 'id': reply.id}",
         "made = await ask(text); return {'ids': [str(one.id) for one in made], 'count': len(made), 'type': made.quiz_type}",
         "reply = await ask(text); status = store.save(reply); return {'status': status}",
+        "shop = load(text); made_count = shop.restock(await ask(text)); return {'items': rows}",
+        "made_count = json.loads(await ask(text)); return {'items': json.loads(other)}",  # a module keeps nothing
         "outcome = await ask(text); return {'done': outcome.get('status'), 'book': outcome.get('book_id')}",
         "num_chunks = store.save(await ask(text)); return {'indexed': True, 'chunks_created': num_chunks}",
     ],

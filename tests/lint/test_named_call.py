@@ -324,15 +324,22 @@ def test_an_agent_whose_messages_are_collected(package: str) -> None:
         ("Agent(model='m')", "await agent.invoke_async(text)", "HU004"),
         ("Pipeline()", "agent.run({'llm': {'messages': [text]}})", "HU005"),
         ("Helper(tools=[])", "agent.run(messages=[text])", "HU005"),
+        ("Llama('model.gguf')", "agent(text)", "HU005"),
+        ("AutoModelForCausalLM.from_pretrained('model')", "agent(text)", "HU005"),
+        ("Llama('model.gguf')", "agent.tokenize(text)", ""),
         ("Store()", "agent(text)", ""),
     ],
 )
-def test_agents_of_strands_and_pipelines_of_haystack_run_models(made: str, asked: str, rule: str) -> None:
+def test_agents_of_strands_pipelines_of_haystack_and_local_models_run_when_they_are_called(
+    made: str, asked: str, rule: str
+) -> None:
     source = f"""
+    from ctransformers import AutoModelForCausalLM
     from fastapi import FastAPI
     from haystack import Pipeline
     from haystack.components.agents import Agent as Helper
     from haystack.components.generators.chat import OpenAIChatGenerator
+    from llama_cpp import Llama
     from stores import Store
     from strands import Agent
 

@@ -102,6 +102,25 @@ def test_a_task_that_somebody_else_was_given_is_theirs_to_cancel() -> None:
     assert codes(source.replace("holder.append(task)", "print(task)")) == ["HU002"]
 
 
+@pytest.mark.parametrize(("last", "found"), [("await websocket.close()", ["HU002"]), ("running.cancel()", [])])
+def test_to_close_a_websocket_ends_no_task(last: str, found: list[str]) -> None:
+    source = f"""
+        import asyncio
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        @app.websocket("/answer")
+        async def answer(websocket, llm):
+            try:
+                async for text in websocket.iter_text():
+                    asyncio.create_task(llm.ainvoke(text))
+            finally:
+                {last}
+    """
+    assert codes(source) == found
+
+
 def test_a_thread_that_feeds_a_streamer() -> None:
     source = """
         from threading import Thread

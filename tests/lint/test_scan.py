@@ -25,6 +25,9 @@ CALLS = [
     'agent.invoke("x")',
     'from langchain_openai import ChatOpenAI; llm = ChatOpenAI(); llm.stream("x")',
     'from transformers import pipeline; pipe = pipeline("x"); pipe("x")',
+    'from strands import Agent; helper = Agent(); helper("x")',
+    'from llama_cpp import Llama; alpaca = Llama("m"); alpaca("x")',
+    'from ctransformers import AutoModelForCausalLM as Auto; alpaca = Auto.from_pretrained("m"); alpaca("x")',
     'engine.generate("x")',
     'models[0].model.generate("x")',
     'from vllm import LLM; runner = LLM("m"); runner.generate("x")',
@@ -35,6 +38,7 @@ CALLS = [
     'http.post(url, json={"model": "m", "messages": []})',
     "session.post(url, json=body)",
     'get_client().request("POST", url, data=body)',
+    'def ask(call_llm): return call_llm("x")',
 ]
 
 

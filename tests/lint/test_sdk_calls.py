@@ -37,6 +37,8 @@ def codes(imports: str, call: str) -> list[str]:
         ("ibm_watsonx_ai", "model.agenerate(question)"),
         ("replicate", "replicate.async_run(MODEL, input=question)"),
         ("semantic_kernel", "kernel.invoke_prompt(question)"),
+        ("semantic_kernel", "planner.create_plan(question)"),
+        ("semantic_kernel", "chat_function.invoke(kernel, question)"),
     ],
 )
 def test_a_package_says_that_its_verbs_are_inference(package: str, call: str) -> None:
@@ -71,3 +73,19 @@ def test_models_in_a_table(name: str, found: list[str]) -> None:
 def test_an_address_that_ends_with_a_constant(path: str, found: list[str]) -> None:
     imports = f'import httpx\n    client = httpx.AsyncClient()\n    PATH = "{path}"'
     assert codes(imports, 'client.post(f"{BASE}/{PATH}")') == found
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [
+        ('os.getenv("ENGINE_URL", "http://localhost:11434/api/generate")', ["HU004"]),
+        ('os.environ.get("ENGINE_URL") or "http://localhost:11434/api/generate"', ["HU004"]),
+        ('config("ENGINE_URL", default="http://localhost:1234/v1/chat/completions")', ["HU004"]),
+        ('os.getenv("ENGINE_URL", "http://localhost:11434/api/tags")', []),
+        ('os.getenv("ENGINE_URL")', []),
+        ('table.get(name, "http://localhost:11434/api/generate")', []),  # maybe one of others
+    ],
+)
+def test_an_address_that_a_variable_may_change(address: str, found: list[str]) -> None:
+    imports = f"import httpx, os\n    client = httpx.AsyncClient()\n    ADDRESS = {address}"
+    assert codes(imports, "client.post(ADDRESS, json=question)") == found

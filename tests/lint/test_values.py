@@ -68,10 +68,15 @@ def test_what_app_state_holds(tmp_path: Path, handler: str) -> None:
         "async def ask(text: str):\n    return await timed(rag.process, text)",
         "async def timed(name, work):\n    return await work\n\n@app.post('/ask')\n"
         "async def ask(text: str):\n    return await timed('ask', respond(text))",
+        # what a coroutine returns that is run, or awaited for a while
+        "async def made():\n    return Rag()\n\nrag = asyncio.run(made())\n\n@app.post('/ask')\n"
+        "async def ask(text: str):\n    return await rag.process(text)",
+        "async def made():\n    return Rag()\n\n@app.post('/ask')\n"
+        "async def ask(text: str):\n    rag = await asyncio.wait_for(made(), 5)\n    return await rag.process(text)",
     ],
 )
 def test_where_the_service_comes_from(tmp_path: Path, body: str) -> None:
-    assert found(tmp_path, {"app.py": f"{HEAD}app = FastAPI()\n{body}\n"}) == [("app.py", "HU004")]
+    assert found(tmp_path, {"app.py": f"{HEAD}import asyncio\napp = FastAPI()\n{body}\n"}) == [("app.py", "HU004")]
 
 
 def test_what_a_dictionary_holds_may_be_anything(tmp_path: Path) -> None:
@@ -313,3 +318,31 @@ def test_a_body_that_a_function_changes(body: str) -> None:
     """
     assert [finding.code for finding in lint_source(dedent(source).replace("{body}", body))] == ["HU004"]
     assert lint_source(dedent(source).replace("{body}", "fitted('x', {'text': text})")) == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "codes"),
+    [
+        ("{'model': 'm', 'messages': [text]}", ["HU004"]),
+        ("{'messages': [text], 'to': 'everybody'}", []),
+        ("dict(text=text)", []),
+    ],
+)
+@pytest.mark.parametrize("call", ["call_api(body)", "call_api(content=body)"])
+def test_a_body_that_another_function_sends(sent: str, codes: list[str], call: str) -> None:
+    source = f"""
+        import httpx
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        async def call_api(content):
+            return await httpx.AsyncClient().post(ADDRESS, json=content)
+
+        @app.post("/ask")
+        async def ask(text: str):
+            body = {sent}
+            return await {call}
+    """
+    assert [finding.code for finding in lint_source(dedent(source))] == codes
+    assert lint_source(dedent(source).replace("httpx.AsyncClient().post", "elsewhere")) == []

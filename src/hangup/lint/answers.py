@@ -55,8 +55,13 @@ def calls_outside_answer(handler: _Handler, *, walrus: bool = True) -> set[int]:
     any `:=`.
     """
     statements = list(statements_in(handler.body))
-    asked = _looked_up(statements)
-    flows = [_flow(statement, *flow, asked) for statement in statements for flow in _flows(statement, walrus=walrus)]
+    looked_up = _looked_up(statements)
+    made = {name for s in statements if isinstance(s, ast.Assign) for target in s.targets for name in _changed(target)}
+    flows = [
+        _flow(statement, *flow, asked=_asked(statement) & made, looked_up=looked_up)
+        for statement in statements
+        for flow in _flows(statement, walrus=walrus)
+    ]
     after: _After = {}
     _returns_after(handler.body, frozenset(), after)
     together: dict[frozenset[ast.Return], set[int]] = defaultdict(set)
@@ -191,7 +196,16 @@ def _looked_up(statements: list[ast.stmt]) -> set[str]:
     return {node.id for node in given if isinstance(node, ast.Name) and node.id.endswith("ids")}
 
 
-def _flow(statement: ast.stmt, changed: set[str], source: ast.AST, asked: Collection[str] = ()) -> _Flow:
+def _asked(statement: ast.stmt) -> set[str]:
+    """Return the name of what an assignment asks for its value, and so may change: `number = shop.restock(text)`."""
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    call = value.value if isinstance(value, ast.Await) else value
+    return set(_changed(call.func)) if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else set()
+
+
+def _flow(
+    statement: ast.stmt, changed: set[str], source: ast.AST, *, asked: Collection[str] = (), looked_up: Collection[str] = ()
+) -> _Flow:
     names: set[str] = set()
     calls: set[int] = set()
     for node in walk(source):
@@ -199,10 +213,10 @@ def _flow(statement: ast.stmt, changed: set[str], source: ast.AST, asked: Collec
             names.add(node.id)
         elif isinstance(node, ast.Call):
             calls.add(id(node))
-    about = isinstance(statement, ast.Assign) and all(_ABOUT.search(name) and name not in asked for name in changed)
+    about = isinstance(statement, ast.Assign) and all(_ABOUT.search(name) and name not in looked_up for name in changed)
     if about and not _has_slice(source):
         names = set()  # `status = store(text)` tells nothing of the text, `output_ids = made[0][length:]` are its tokens
-    return _Flow(statement, changed, names - _BUILTINS, calls)
+    return _Flow(statement, changed.union(asked), names - _BUILTINS, calls)
 
 
 def _has_slice(node: ast.AST) -> bool:

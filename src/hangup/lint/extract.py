@@ -17,6 +17,7 @@ from hangup.lint.failing import imports_in
 from hangup.lint.guards import Guards, defaults, flags, is_decided, texts
 from hangup.lint.handlers import REGISTERING, framework_of, handler, registered_path, registration, route_path, routes_of
 from hangup.lint.http_calls import forwards as forwards_request
+from hangup.lint.http_calls import gives_generation
 from hangup.lint.passing import lost_calls
 from hangup.lint.purposes import is_storing
 from hangup.lint.source import Function as Scope
@@ -59,6 +60,7 @@ _COMMON = frozenset(
     " ValueError RuntimeError TypeError KeyError Exception ImportError Path dataclass cast getLogger".split()
 )
 _COPIES = frozenset({"copy.copy", "copy.deepcopy", "copy", "deepcopy"})
+_AWAITING = ("asyncio.run", "asyncio.wait_for", ".run_until_complete")
 _LEADING = vocabulary.MADE_VERBS | {"__anext__"}  # whatever defines them: inference, or the first chunk of a stream
 _KEEPING = _COMMON - {"write"}
 _PLAIN = _COMMON - {"get", "set", "map"}  # `router.get(...)(handler)` registers, `event.set()` ends something, `pool.map(ask)`
@@ -286,6 +288,7 @@ class _Extract:
             call.gives_request = any(isinstance(a, ast.Name) and a.id in self.requests for a in arguments)
         if not leads:
             return call
+        call.body = not verb and gives_generation(module, site)
         call.stream = _asks_for_stream(site)
         if verb:
             self.note_inference(call, made_inside or site, verb)
@@ -310,7 +313,7 @@ class _Extract:
         """Return whether a call may run a function of the project, or inference if its receiver was made for that."""
         if self.defined is None or made.path or _may_be_handler(made):
             return True
-        names = called_names(self.facts, made, ref)
+        names = [name.removesuffix("()") for name in called_names(self.facts, made, ref)]
         if any(name in _LEADING or name in self.defined for name in names):
             return True
         self.passed_over.update(names)
@@ -427,12 +430,16 @@ def _references(values: list[ast.expr]) -> list[str]:
 
 
 def _uncast(node: ast.expr) -> ast.expr:
-    """Return what `cast(Service, found)` returns, or what `copy(service)` is a copy of."""
-    if isinstance(node, ast.Call) and len(node.args) == 1 and reference(node.func) in _COPIES:
-        return node.args[0]
-    if isinstance(node, ast.Call) and len(node.args) > 1 and reference(node.func).rpartition(".")[2] == "cast":
-        return node.args[1]
-    return node
+    """Return what `cast(Service, found)` returns, what `copy(service)` is a copy of, or what `asyncio.run(made())` awaits."""
+    called = node.value if isinstance(node, ast.Await) else node
+    if not isinstance(called, ast.Call) or not called.args:
+        return node
+    name, first = reference(called.func), called.args[0]
+    if name in _COPIES and len(called.args) == 1:
+        return first
+    if name.rpartition(".")[2] == "cast" and len(called.args) > 1:
+        return called.args[1]
+    return first if isinstance(first, ast.Call) and name.endswith(_AWAITING) else node
 
 
 def _depends(default: ast.expr | None) -> str:

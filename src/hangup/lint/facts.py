@@ -26,6 +26,7 @@ class CallFacts:
     stream: int = 0
     blocking: int = UNKNOWN
     forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
+    body: bool = False  # is given the body of a generation: who sends that anywhere runs inference
     gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
     brief: bool = False  # its limit is a few tokens

@@ -65,6 +65,10 @@ _FUNCTIONS = {
     "mlx_vlm": [b"generate", b"stream_generate"],
     "claude_agent_sdk": [b"query"],
     "claude_code_sdk": [b"query"],
+    "transformers": [b"pipeline"],
+    "strands": [b"Agent"],
+    "llama_cpp": [b"Llama"],
+    "ctransformers": [b"AutoModelForCausalLM"],
 }
 
 
@@ -116,6 +120,9 @@ def _by_words(data: bytes, words: frozenset[bytes], roots: frozenset[str]) -> bo
     if any(root in roots and any(name in words for name in names) for root, names in _FUNCTIONS.items()):
         return True
     if roots & (v.FRAMEWORKS_OF_CHAINS | v.LOCAL_ENGINES) and (b"llm(" in data or b"chain(" in data or b"pipeline(" in data):
+        return True
+    named = [word for word in words if b"llm" in word] if b"llm" in data else []
+    if any(word + b"(" in data and v.asks_model(word.decode("latin-1")) for word in named):
         return True
     if b"Thread" in words and b"streamer" in data and b"generate" in data:
         return True

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from hangup.lint.source import Module, Site
+from hangup.lint.switches import is_environment
 from hangup.lint.text import last_name
 
 SENDS = re.compile(r"(^|_)(post|request|fetch|send)(_|$)")  # a function that sends a request: post_with_retry(url, body)
@@ -98,6 +99,10 @@ def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) ->
         node = last
     if isinstance(node, ast.BinOp):
         node = node.right
+    if isinstance(node, ast.BoolOp):  # os.getenv("MODEL_URL") or "http://localhost:11434/api/generate"
+        node = node.values[-1]
+    if isinstance(node, ast.Call) and is_environment(node):  # it is the default, as long as nobody sets another
+        node = next((k.value for k in node.keywords if k.arg == "default"), node.args[1] if len(node.args) > 1 else None)
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, (ast.Name, ast.Attribute)) and depth:
@@ -130,6 +135,12 @@ def _values(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -
         yield value
         for argument in value.args if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and depth > 1 else ():
             yield from _values(module, site, argument, depth - 1)
+
+
+def gives_generation(module: Module, site: Site) -> bool:
+    """Return whether a call is given the body of a generation, which it may send."""
+    given = (*site.node.args, *(keyword.value for keyword in site.node.keywords))
+    return any(_is_generation(value) for argument in given for value in _values(module, site, argument))
 
 
 def _is_generation(body: ast.expr) -> bool:

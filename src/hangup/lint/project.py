@@ -127,20 +127,29 @@ class Project:
             fresh.popleft()
             if not self._is_followed(key):
                 continue
-            runs, function = self.runs[key], self.function(key)
-            self.read_users(function, below=runs.forwards)
-            for caller, index in self.callers(function.name):
-                self._mark_caller(caller, index, key, runs, fresh)
-            for spawner, index in self.spawners(function.name):
-                self._mark_spawner(spawner, index, key, runs, fresh)
+            runs = self.runs[key]
+            for named, name in self._called_as(key):
+                self.read_users(named, below=runs.forwards)
+                for caller, index in self.callers(name):
+                    self._mark_caller(caller, index, key, runs, fresh)
+                for spawner, index in self.spawners(name):
+                    self._mark_spawner(spawner, index, key, runs, fresh)
             for spawner, index in self._spawners.get(f"#{key[1]}", ()):
                 if spawner[0] == key[0]:
                     self._mark_spawn(spawner, self.function(spawner), index, self.function(spawner).spawns[index], runs, fresh)
 
+    def _called_as(self, key: Key) -> Iterator[tuple[FunctionFacts, str]]:
+        """Yield a function with its name, and as `make()` the one around it, if that returns it: who names that may call it."""
+        function = self.function(key)
+        yield function, function.name
+        around = self.files[key[0]].functions[function.outer]
+        if function.outer > 0 and not function.class_name and function.name in around.returned:
+            yield around, f"{around.name}()"
+
     def _look_ahead(self, fresh: Collection[Key], ahead: set[Key]) -> None:
         """Parse the files together that may call these functions."""
         followed = {key for key in fresh if key not in ahead and self._is_followed(key)}
-        functions = [(self.function(key), self.runs[key].forwards) for key in sorted(followed)]
+        functions = [(named, self.runs[key].forwards) for key in sorted(followed) for named, _ in self._called_as(key)]
         self.source.look_ahead(question(f, below=forwards) for f, forwards in functions if f.outer <= 0 or f.class_name)
         ahead.update(fresh)
 
@@ -315,6 +324,7 @@ class Project:
             return  # asyncio.run raises where a loop runs already
         here = replace(
             runs,
+            forwards=runs.forwards and not call.body,
             own_loop=own_loop,
             kept=runs.kept or (call.unanswered and not function.handler),
             labels=runs.labels or only_labels(callee.name, callee.class_name),
@@ -337,8 +347,13 @@ class Project:
             branches=here.branches + call.branches,
             stored=here.stored or function.stores,
         )
-        if call.into in SPAWNING or self._is_rare(caller, function, index):
-            return
+        if call.into not in SPAWNING and not self._is_rare(caller, function, index):
+            self._pass_on(caller, index, here, fresh, is_coroutine=callee.is_async and not runs_it)
+
+    def _pass_on(self, caller: Key, index: int, here: Runs, fresh: deque[Key], *, is_coroutine: bool) -> None:
+        """Keep what a function runs by one of its calls: what that makes may be read there, awaited or handed on."""
+        function, lazy = self.function(caller), here.streams
+        call = function.calls[index]
         if function.yields or (lazy and not self._consumes(function, call)):
             if function.yields or call.use in {"return", "await", "value"}:
                 if lazy and function.yields and function.is_async and not function.loops_over(call, plainly=True):
@@ -347,7 +362,7 @@ class Project:
         elif lazy:
             self.collected.add((*caller, index))
             self._set(caller, replace(here, streams=False, blocks=not function.is_async), fresh)
-        elif callee.is_async and not runs_it:
+        elif is_coroutine:
             if call.use in {"await", "given", "return"}:
                 self._set(caller, replace(here, blocks=False), fresh)
         else:

@@ -19,7 +19,11 @@ _CALLS = {
     "ibm_watson_machine_learning": _WATSONX,
     "ibm_watsonx_ai": _WATSONX,
     "replicate": re.compile(r"^replicate\.(async_)?(run|stream)$"),
-    "semantic_kernel": re.compile(r"kernel\.invoke(_prompt)?(_stream)?$|agent\w*\.(get_response|invoke|invoke_stream)$", re.I),
+    "semantic_kernel": re.compile(
+        r"kernel\.invoke(_prompt)?(_stream)?$|agent\w*\.(get_response|invoke|invoke_stream)$"
+        r"|planner\w*\.(create_plan|invoke)$|(chat|kernel|prompt|semantic)_function\w*\.invoke(_stream)?$",
+        re.I,
+    ),
 }
 PACKAGES = frozenset(_CALLS)
 STREAMING = ("_stream", "_streaming")

@@ -32,6 +32,7 @@ _GIVING = (
 )
 _STOPS = re.compile(r"stopping_criteria|stop_event|cancel_event|stop_flag|should_stop|cancel_token|abort_event|interrupt", re.I)
 _ENDS = re.compile(r"(^|[._])(cancel|abort|stop|aclose|close|terminate|kill|shutdown|set)(_\w+)?$", re.I)
+_CLOSES_SOCKET = re.compile(r"(^|[._])(ws|(web_?)?socket)\.close$", re.I)
 _STOPPERS = re.compile(r"cancel|drain|stop|clean|terminate|shutdown", re.I)
 _WAITING = re.compile(r"request|job|pending|wait|input|incoming|prompt|infer|batch|work|task|quer[iy]", re.I)
 _LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream|message|notif|update|finish|done", re.I)
@@ -47,7 +48,7 @@ def spawn(module: Module, site: Site, last: str, made: FunctionFacts) -> None:
         _pass(module, site, made)
     elif site.node.args and _may_be_function(module, site.node.args[0]) and _may_be_function(module, site.node.func):
         _note(module, site, made, "called", site.node.args[0])  # guarded(ask, text): if guarded() calls what it is given
-    if _ends(last):
+    if _ends(last) and not _CLOSES_SOCKET.search(site.name):  # which ends none of the tasks beside it
         made.cancels = True
         made.ends |= _is_ending(site.frame)
 

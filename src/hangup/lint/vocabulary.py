@@ -69,6 +69,10 @@ NOT_MODELS = frozenset(
     " splitter reranker"
     " template memory tokenizer whisper tts asr stt ocr".split()
 )
+# Other words in the name of a function that asks a model: call_llm, llm_generate_fn.
+_ASKING = frozenset(
+    "ask async call chat complete completion fn func function generate generator invoke query run runner".split()
+)
 _MODEL_NAMES = frozenset("llm chain model agent graph chat runnable executor workflow engine llama chatbot".split())
 CHAIN_VERBS = frozenset("invoke batch predict apredict arun agenerate stream run acall apply".split())
 AGENT_VERBS = frozenset(
@@ -112,7 +116,9 @@ MADE_VERBS = frozenset(
 LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausalLM"})
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
 _PIPELINE = "transformers.pipeline"
-_CALLED = frozenset({_PIPELINE, "strands.Agent"})  # what they make is called itself
+# What they make is called itself.
+_CALLED = frozenset({_PIPELINE, "strands.Agent", "llama_cpp.Llama", "ctransformers.AutoModelForCausalLM.from_pretrained"})
+_CALLED_PACKAGES = frozenset(name.partition(".")[0] for name in _CALLED)
 # Their verbs block, unless the verb says otherwise.
 BLOCKING_AGENTS = frozenset({"strands.Agent", "haystack.components.agents.Agent", "hangup.pipeline"})
 # Tasks of pipelines that write no text.
@@ -154,8 +160,8 @@ def direct(module: Module, site: Site) -> str:
     receiver, _, verb = site.name.rpartition(".")
     if sdks.is_call(module, site):
         return verb
-    calls_made = module.packages & {"transformers", "strands"}  # pipe(prompt), agent(prompt)
-    if verb not in _POSSIBLE and not calls_made and not _is_called_itself(module, site.name):
+    calls_made = not module.packages.isdisjoint(_CALLED_PACKAGES)  # pipe(prompt), agent(prompt)
+    if verb not in _POSSIBLE and not calls_made and not _is_called_itself(module, site):
         return verb if SENDS.search(verb) and names_api(module, site) else ""  # the latter as most calls
     if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
@@ -225,7 +231,7 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
     """Return whether the receiver is called a model and the verb is one of models."""
     words = _words(receiver)
     if not receiver or site.name == "self.llm":
-        return _is_called_itself(module, site.name)
+        return _is_called_itself(module, site)
     if isinstance(site.node.func, ast.Attribute) and isinstance(site.node.func.value, ast.Subscript):
         words |= {word.removesuffix("s") for word in words}  # chains["summary"].invoke(text)
     if words & NOT_MODELS:
@@ -254,14 +260,28 @@ def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool
     return bool(words & _ENGINE_NAMES) or (bool(packages & LOCAL_ENGINES) and site.keyword(*GENERATION_KEYWORDS) is not None)
 
 
-def _is_called_itself(module: Module, name: str) -> bool:
-    """Return whether `qa_chain({...})`, `llm(prompt)` or `self.llm(prompt)` calls a chain or a local model."""
+def _is_called_itself(module: Module, site: Site) -> bool:
+    """Return whether `qa_chain({...})`, `llm(prompt)` or `self.llm(prompt)` calls a chain or a model, or a function for it."""
+    name = site.name
     if ("." in name and name != "self.llm") or name[:1].isupper():
         return False  # a method, or a class: ChainResponse(text)
     words = _words(name)
+    if asks_model(name) and (site.node.args or site.node.keywords) and _is_parameter(site, name):
+        return True
     if not module.packages & (FRAMEWORKS_OF_CHAINS | LOCAL_ENGINES) or len(words) > 2 or name in module.imports:
         return False
     return "chain" in words or (words == {"llm"} and all(function.name != "llm" for function in module.functions))
+
+
+def asks_model(name: str) -> bool:
+    """Return whether a function with this name asks a model, if nothing else is known of it: call_llm, llm_generate, llm."""
+    words = _words(name)
+    return "llm" in words and words <= _ASKING | {"llm"}
+
+
+def _is_parameter(site: Site, name: str) -> bool:
+    """Return whether the function, or one around it, is given what has this name."""
+    return any(parameter.arg == name for function in site.function.around() for parameter in function.parameters)
 
 
 def maker_of(module: Module, site: Site) -> str:
